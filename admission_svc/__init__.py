@@ -1,0 +1,1 @@
+"""The tenants' door: HTTP only; every change goes through shared.store."""

@@ -1,0 +1,1 @@
+"""The workers' side: the loops that carry, answer and settle admitted work, and the peer routes."""

@@ -1,0 +1,1 @@
+"""Runnable handlers, bundles and the demo: what a newcomer copies from."""

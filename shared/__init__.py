@@ -1,0 +1,1 @@
+"""What both services share: domain, store, client, command line."""

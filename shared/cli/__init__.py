@@ -1,0 +1,1 @@
+"""The `lockgate` command; starts services as processes and never imports them."""

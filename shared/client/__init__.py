@@ -1,0 +1,1 @@
+"""The Python client of the HTTP interface; knows no Redis."""

@@ -1,0 +1,1 @@
+"""Pure rules: ids, canonical form, contracts, decisions. No I/O, no clock, no randomness."""

@@ -1,0 +1,1 @@
+"""The only Redis users: keys, scripts, connection, clock, embedded server, inspection."""

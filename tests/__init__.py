@@ -1,0 +1,1 @@
+"""Tests, bench and mutation runs: each against a private real server."""
