@@ -1,11 +1,12 @@
 """The embedded store: one durable Valkey server, owned by one process, on a directory nobody else may open.
 
-The bundled server's own defaults keep nothing, and two servers will happily open one directory. So this launcher writes the
-whole configuration (append-only file fsynced before every reply, no eviction), holds an exclusive lock for exactly as long as a
-server may live, and lets a guard process end the server when its owner ends (see ``embedded_guard``).
+The bundled server's own defaults keep nothing, and two servers will happily open one directory. So this
+launcher writes the whole configuration (append-only file fsynced before every reply, no eviction), holds an
+exclusive lock for exactly as long as a server may live, and lets a guard process end the server when its
+owner ends (see ``embedded_guard``).
 
-What it holds: everything acknowledged survives SIGKILL of the owner, the guard and the server. Power loss depends on the
-volume and is for the operator to declare.
+What it holds: everything acknowledged survives SIGKILL of the owner, the guard and the server. Power loss
+depends on the volume and is for the operator to declare.
 """
 
 from __future__ import annotations
@@ -46,14 +47,16 @@ SETTINGS: Final[Mapping[str, str]] = {
     "unixsocketperm": "700",
     "always-show-logo": "no",
     "appendonly": "yes",
-    # Anything weaker acknowledges before the write reaches the kernel: not even a killed server would be covered.
+    # Anything weaker acknowledges before the write reaches the kernel: not even a killed server would be
+    # covered.
     "appendfsync": "always",
     "no-appendfsync-on-rewrite": "no",
     "aof-load-truncated": "yes",
     "save": '""',
     "maxmemory-policy": "noeviction",
-    # Measured (`inspection.measure_footprint`): a settled command with 1 KiB input takes 2.7 KB as one listpack, 3.4 KB as a
-    # hash table; a session of three facts 1.2 KB with these nodes, 4.3 KB with the default; a long stream pays 6 % more.
+    # Measured (`inspection.measure_footprint`): a settled command with 1 KiB input takes 2.7 KB as one
+    # listpack, 3.4 KB as a hash table; a session of three facts 1.2 KB with these nodes, 4.3 KB with the
+    # default; a long stream pays 6 % more.
     "hash-max-listpack-value": "2048",
     "stream-node-max-bytes": "1024",
     "stream-node-max-entries": "32",
@@ -106,9 +109,10 @@ def _check_runs(binary: Path, what: str) -> None:
 class EmbeddedStore:
     """One server on one directory. Not thread-safe; start, stop and kill block for as long as they say.
 
-    ``directory`` is created (mode 0700) and holds the data, the configuration and the log. ``port`` adds a listener on loopback,
-    0 picks a free one and keeps it over restarts. ``extra`` are further configuration lines, name → raw value as in the
-    server's configuration file, and win over ours. ``env`` is added to the server's environment only.
+    ``directory`` is created (mode 0700) and holds the data, the configuration and the log. ``port`` adds a
+    listener on loopback, 0 picks a free one and keeps it over restarts. ``extra`` are further configuration
+    lines, name → raw value as in the server's configuration file, and win over ours. ``env`` is added to
+    the server's environment only.
     """
 
     def __init__(
@@ -133,7 +137,8 @@ class EmbeddedStore:
 
     @property
     def socket_path(self) -> Path:
-        """The server's unix socket: the same on every start, so clients of a restarted server find it again."""
+        """The server's unix socket: the same on every start, so clients of a restarted server find it
+        again."""
         inside = self.directory / "store.sock"
         if len(os.fsencode(inside)) <= SOCKET_PATH_LIMIT:
             return inside
@@ -165,8 +170,8 @@ class EmbeddedStore:
     def start(self, *, ready_within: float = 60.0, lock_within: float = 2.0) -> None:
         """Start the server and return once it answers, its data loaded; both limits in seconds.
 
-        ``lock_within`` covers a server that is just going down after its owner died. Raises DirectoryInUse, or
-        EmbeddedStoreError with the end of the server's log; nothing is left running then.
+        ``lock_within`` covers a server that is just going down after its owner died. Raises DirectoryInUse,
+        or EmbeddedStoreError with the end of the server's log; nothing is left running then.
         """
         if self.running:
             raise EmbeddedStoreError(f"the store in {self.directory} is already running")
@@ -193,7 +198,10 @@ class EmbeddedStore:
                 self.socket_path.parent.rmdir()
 
     def kill(self) -> None:
-        """SIGKILL the server and wait until it is gone. Everything acknowledged is still there after ``start``."""
+        """SIGKILL the server and wait until it is gone.
+
+        Everything acknowledged is still there after ``start``.
+        """
         self._end(b"K")
 
     def __enter__(self) -> Self:
@@ -274,7 +282,8 @@ class EmbeddedStore:
                 stderr=log,
                 pass_fds=(lock, log),
                 bufsize=0,
-                # A terminal's Ctrl-C goes to the whole group; the store has to outlive the services it serves.
+                # A terminal's Ctrl-C goes to the whole group; the store has to outlive the services it
+                # serves.
                 start_new_session=True,
             )
         finally:
@@ -355,7 +364,8 @@ def _free_port() -> int:
 
 
 def _answers(path: Path) -> bool:
-    """Whether the server takes commands: still loading its data counts as no, asking for a password as yes."""
+    """Whether the server takes commands: still loading its data counts as no, asking for a password as
+    yes."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1.0)
         try:

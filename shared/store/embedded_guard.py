@@ -1,15 +1,16 @@
 """The process between an owner and its embedded server: no server outlives the owner.
 
-Run as a plain file (``python -I -S embedded_guard.py``) so it starts fast and needs none of our packages. A signal tied to the
-parent's death alone would not do: the kernel sends it when the *thread* that forked ends, and other systems do not have it. Here
-the owner holds a pipe; its end means the owner is gone, however it went. The guard itself has one thread, so for the case
-that the guard is killed the kernel's signal is right.
+Run as a plain file (``python -I -S embedded_guard.py``) so it starts fast and needs none of our packages. A
+signal tied to the parent's death alone would not do: the kernel sends it when the *thread* that forked
+ends, and other systems do not have it. Here the owner holds a pipe; its end means the owner is gone,
+however it went. The guard itself has one thread, so for the case that the guard is killed the kernel's
+signal is right.
 
-Argument 1 is JSON: ``argv``, ``env`` (added to the inherited environment, which may hold secrets and so never shows in an
-argument list), ``log`` (descriptor), ``graceSeconds``. Standard
-output gets one line, the server's pid; it closes when the server is gone. Standard input takes single bytes: ``T`` or end of
-file stops the server (SIGTERM, after the grace SIGKILL), ``K`` kills it at once. The exit status is the server's, signals as
-128 + number.
+Argument 1 is JSON: ``argv``, ``env`` (added to the inherited environment, which may hold secrets and so
+never shows in an argument list), ``log`` (descriptor), ``graceSeconds``. Standard output gets one line, the
+server's pid; it closes when the server is gone. Standard input takes single bytes: ``T`` or end of file
+stops the server (SIGTERM, after the grace SIGKILL), ``K`` kills it at once. The exit status is the
+server's, signals as 128 + number.
 """
 
 import ctypes
@@ -33,7 +34,10 @@ def follow_parent_to_death(parent: int) -> None:
 
 
 def start_server(order: dict) -> int:  # type: ignore[type-arg]
-    """Fork and execute the server; returns its pid. A failing exec shows as exit status 127 with a line in the log."""
+    """Fork and execute the server; returns its pid.
+
+    A failing exec shows as exit status 127 with a line in the log.
+    """
     guard = os.getpid()
     pid = os.fork()
     if pid:
@@ -46,7 +50,7 @@ def start_server(order: dict) -> int:  # type: ignore[type-arg]
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(order["log"], 1)
         os.dup2(order["log"], 2)
-        os.execve(order["argv"][0], order["argv"], {**os.environ, **order["env"]})
+        os.execve(order["argv"][0], order["argv"], {**os.environ, **order["env"]})  # noqa: S606
     except OSError as error:
         os.write(order["log"], f"cannot execute {order['argv'][0]}: {error}\n".encode())
     finally:
