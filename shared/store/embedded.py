@@ -54,7 +54,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "aof-load-truncated": "yes",
     "save": '""',
     "maxmemory-policy": "noeviction",
-    # Measured (`inspection.measure_footprint`): a settled command with 1 KiB input takes 2.7 KB as one
+    # Measured (`footprint.measure_footprint`): a settled command with 1 KiB input takes 2.7 KB as one
     # listpack, 3.4 KB as a hash table; a session of three facts 1.2 KB with these nodes, 4.3 KB with the
     # default; a long stream pays 6 % more.
     "hash-max-listpack-value": "2048",
