@@ -1,0 +1,271 @@
+#!lua flags=allow-oom
+-- lease: the life of one branch's lease. It never moves the operation's revision and finishes work when memory is out.
+-- KEYS 1 meta  2 op  3 due  4 outbox of the branch's peer  [5 session]      (renew: 1 meta, then one op per lease)
+-- ARGV 1 verb  2 authority  3 policy revision  4 not after ms  5 wake message (none for renew), then
+--   claim        6 branch 7 peer 8 attempt 9 holder 10 lease ms 11 open the gate (0|1) 12 claims limit
+--   open         6 branch 7 epoch 8 fence 9 holder
+--   release      6 branch 7 epoch 8 fence 9 holder
+--   answer       6 branch 7 epoch 8 fence 9 holder 10 digest 11 answer 12 operation id
+--   renew        5 lease ms, then per lease: branch, epoch, fence, holder
+--   (claim and release: the last argument is the operation id, the member of due)
+-- Replies {code, now, ...}:
+--   claim OK epoch fence until deadline admission input at head state state-revision
+--   open, release, answer OK · DUPLICATE (the same answer again; the decision if there is one)
+--   renew OK then per lease: code, until (RENEWED, or the code that refuses it)
+--   ABSENT · TERMINAL · ANSWERED · NOT_OFFERED · HELD · NOT_OWNER · STALE_FENCE · EXHAUSTED · GATE_OPEN · GATE_CLOSED
+--   LEASE_EXPIRED · PROTOCOL_CONFLICT · AUTHORITY_LOST · EPOCH_MOVED · STALE_SNAPSHOT which revision
+--   CLOCK_ROLLBACK by-ms · OUTSIDE_WINDOW guard|deadline · INVALID which
+-- Facts written: none.
+-- Invariants: a grant is compared as the pair (epoch, fence) and its holder; a fence is granted once; a gate only
+--   opens once per grant (a repeated open grants no send); an answer, its gate, the acknowledgement of its request and
+--   its wake-up are one step (RT-DUR-06); claim only lowers a wake-up.
+--@include enter
+--@include branch
+local now = now_ms()
+local verb = ARGV[1]
+local holds_evidence = verb == 'answer' or verb == 'release'
+local meta, refusal = enter(KEYS[1], now, ARGV[2], holds_evidence and '' or ARGV[3])
+if refusal then
+  return refusal
+end
+
+local function committed()
+  redis.call('HSET', KEYS[1], 'last_ms', whole(now))
+end
+
+local function not_the_holder(b, epoch, fence, holder)
+  if b[EPOCH] ~= epoch or b[FENCE] ~= fence then
+    return 'STALE_FENCE'
+  end
+  if b[HOLDER] ~= holder or holder == '-' then
+    return 'NOT_OWNER'
+  end
+end
+
+-- at = admitted, deadline, sequence; the deadline bounds every grant and answer (RT-GUARD-11).
+local function deadline_of(at)
+  return tonumber(string.match(at, '^%d+ (%d+)'))
+end
+
+local function load_branch(op_key, index)
+  local r = redis.call('HMGET', op_key, 'at', 'phase', 'b:' .. index)
+  local b = parse_branch(r[3])
+  if not r[1] or not b then
+    return nil
+  end
+  b.field, b.deadline, b.closed = 'b:' .. index, deadline_of(r[1]), r[2] ~= 'admitted' and r[2] ~= 'active'
+  return b
+end
+
+-- The window of claim, open, renew and answer: [-, min(guard, deadline, until)).
+local function lapsed(b, not_after, holds_lease)
+  local guard = outside(meta, now, 0, not_after)
+  if guard then
+    return guard
+  end
+  if now >= b.deadline then
+    return { 'OUTSIDE_WINDOW', now, 'deadline' }
+  end
+  if holds_lease and now >= tonumber(b[UNTIL]) then
+    return { 'LEASE_EXPIRED', now }
+  end
+end
+
+if verb == 'renew' then
+  local not_after, lease_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
+  local guard = outside(meta, now, 0, not_after)
+  if guard then
+    return guard
+  end
+  local reply, renewed = { 'OK', now }, false
+  for i = 2, #KEYS do
+    local a = 6 + 4 * (i - 2)
+    local b = load_branch(KEYS[i], ARGV[a])
+    local code
+    if not b then
+      code = 'ABSENT'
+    elseif b.closed or b[STATUS] ~= 'pending' then
+      code = 'TERMINAL'
+    else
+      code = not_the_holder(b, ARGV[a + 1], ARGV[a + 2], ARGV[a + 3])
+      if not code and b[GATE] == 'answered' then
+        code = 'ANSWERED'
+      end
+      if not code then
+        local late = lapsed(b, not_after, true)
+        code = late and late[1]
+      end
+    end
+    if not code then
+      b[UNTIL] = whole(now + lease_ms)
+      redis.call('HSET', KEYS[i], b.field, format_branch(b))
+      renewed = true
+    end
+    reply[#reply + 1] = code or 'RENEWED'
+    reply[#reply + 1] = code and '0' or b[UNTIL]
+  end
+  if renewed then
+    committed()
+  end
+  return reply
+end
+
+local not_after, index = tonumber(ARGV[4]), ARGV[6]
+local b = load_branch(KEYS[2], index)
+if not b then
+  return { 'ABSENT', now }
+end
+redis.call('ZCARD', KEYS[3])
+
+local function store(field, value)
+  if field then
+    redis.call('HSET', KEYS[2], b.field, format_branch(b), field, value)
+  else
+    redis.call('HSET', KEYS[2], b.field, format_branch(b))
+  end
+  committed()
+end
+
+local function granted()
+  local r = redis.call('HMGET', KEYS[2], 'admission', 'input', 'at')
+  local session = KEYS[5] and redis.call('HMGET', KEYS[5], 'head', 'state', 'state_rev') or { '', '', '' }
+  return { 'OK', now, b[EPOCH], b[FENCE], b[UNTIL], whole(b.deadline), r[1], r[2], r[3],
+           session[1], session[2] or '', session[3] }
+end
+
+if verb == 'claim' then
+  local peer, attempt, holder, lease_ms = ARGV[7], ARGV[8], ARGV[9], tonumber(ARGV[10])
+  local open, limit, operation = ARGV[11] == '1', tonumber(ARGV[12]), ARGV[13]
+  if b.closed or b[STATUS] ~= 'pending' then
+    return { 'TERMINAL', now }
+  end
+  if b[PEER] ~= peer then
+    return { 'NOT_OWNER', now }
+  end
+  if b[ATTEMPT] ~= attempt then
+    return { 'STALE_FENCE', now }
+  end
+  if b[GATE] == 'answered' then
+    return { 'ANSWERED', now }
+  end
+  local mine = b[HOLDER] == holder and holder ~= '-'
+  if b[HOLDER] ~= '-' and not mine then
+    return { 'HELD', now }
+  end
+  local late = lapsed(b, not_after, mine)
+  if late then
+    return late
+  end
+  if mine then
+    if b[EPOCH] ~= meta.epoch then
+      return { 'STALE_FENCE', now }
+    end
+    if b[GATE] == 'open' then
+      return { 'GATE_OPEN', now }
+    end
+    if open then
+      b[GATE] = 'open'
+      store()
+    end
+    return granted()
+  end
+  if b[OUTBOX] == '-' then
+    return { 'NOT_OFFERED', now }
+  end
+  if tonumber(b[CLAIMS]) >= limit then
+    return { 'EXHAUSTED', now }
+  end
+  b[EPOCH], b[HOLDER], b[UNTIL] = meta.epoch, holder, whole(now + lease_ms)
+  b[GATE], b[CLAIMS] = open and 'open' or 'closed', whole(b[CLAIMS] + 1)
+  store()
+  redis.call('ZADD', KEYS[3], 'LT', b[UNTIL], operation)
+  return granted()
+end
+
+local epoch, fence, holder = ARGV[7], ARGV[8], ARGV[9]
+
+if verb == 'open' then
+  if b.closed or b[STATUS] ~= 'pending' then
+    return { 'TERMINAL', now }
+  end
+  local other = not_the_holder(b, epoch, fence, holder)
+  if other then
+    return { other, now }
+  end
+  if b[GATE] ~= 'closed' then
+    return { b[GATE] == 'open' and 'GATE_OPEN' or 'ANSWERED', now }
+  end
+  local late = lapsed(b, not_after, true)
+  if late then
+    return late
+  end
+  b[GATE] = 'open'
+  store()
+  return { 'OK', now }
+end
+
+if verb == 'release' then
+  if b.closed or b[STATUS] ~= 'pending' then
+    return { 'TERMINAL', now }
+  end
+  local other = not_the_holder(b, epoch, fence, holder)
+  if other then
+    return { other, now }
+  end
+  if b[GATE] == 'answered' then
+    return { 'ANSWERED', now }
+  end
+  local late = lapsed(b, not_after, true)
+  if late then
+    return late
+  end
+  -- A lease given back ends now; what follows (offer again, retry, uncertain) is decided from the gate as for a lost one.
+  b[UNTIL] = whole(now)
+  if b[GATE] == 'closed' then
+    b[CLAIMS] = whole(math.max(0, b[CLAIMS] - 1))
+  end
+  store()
+  redis.call('ZADD', KEYS[3], 'LT', whole(now), ARGV[10])
+  wake(ARGV[5])
+  return { 'OK', now }
+end
+
+if verb == 'answer' then
+  local digest, answer, operation = ARGV[10], ARGV[11], ARGV[12]
+  if b[EPOCH] == epoch and b[FENCE] == fence and b[HOLDER] == holder and b[DIGEST] ~= '-' then
+    if b[DIGEST] == digest then
+      return { 'DUPLICATE', now, redis.call('HGET', KEYS[2], 'decision') or '' }
+    end
+    -- The first eight conflicts are kept, later ones only counted (RT-RES-12); the answer itself stays as it was.
+    local kept = redis.call('HGET', KEYS[2], 'pc') or '0'
+    local count = tonumber(string.match(kept, '^%d+')) + 1
+    local line = count <= 8 and string.format('\n%s %s %s', whole(now), index, digest) or ''
+    redis.call('HSET', KEYS[2], 'pc', (string.gsub(kept, '^%d+', tostring(count), 1)) .. line)
+    return { 'PROTOCOL_CONFLICT', now }
+  end
+  local other = not_the_holder(b, epoch, fence, holder)
+  if other then
+    return { other, now }
+  end
+  if b.closed or b[STATUS] ~= 'pending' then
+    return { 'TERMINAL', now }
+  end
+  if b[GATE] ~= 'open' then
+    return { 'GATE_CLOSED', now }
+  end
+  local late = lapsed(b, not_after, true)
+  if late then
+    return late
+  end
+  if b[OUTBOX] ~= '-' then
+    redis.call('XACK', KEYS[4], 'work', b[OUTBOX])
+    redis.call('XDEL', KEYS[4], b[OUTBOX])
+  end
+  b[GATE], b[DIGEST], b[OUTBOX] = 'answered', digest, '-'
+  store('r:' .. index, whole(now) .. ' ' .. answer)
+  redis.call('ZADD', KEYS[3], 'LT', whole(now), operation)
+  wake(ARGV[5])
+  return { 'OK', now }
+end
+
+return { 'INVALID', now, 'verb' }

@@ -1,0 +1,259 @@
+#!lua flags=allow-oom
+-- replace: commits one decision about one operation, only while everything it was decided from still holds.
+-- KEYS 1 meta  2 op  3 due  [4 session  5 updates  6 queue]  then outboxes, named by position in the branch sections
+-- ARGV 1 authority  2 policy revision  3 expected revision  4 not before ms  5 not after ms  6 operation id
+--      7 wake message  8 seat as loaded ('' outside sessions, else none|busy|queued)  9 session id
+--      10 view state revision it was decided from ('' any)  11 wake-up it saw ('' none)  12 wake up at ms ('' none)
+--      13 wake up in ms ('' none)  14 phase ('' keeps)  15 decision ('' none)
+--      16 reservation ('' keeps, quarantined, or: replayable <ms>)  17 tallies ('' keeps)  18 view state ('' keeps)
+--      19 halt the session (1 or '')  20..23 counts of the sections, in this order:
+--      per branch: index, assertion, expired (1: its lease must have run out), words as loaded, words to store,
+--                  position of its outbox in KEYS (0 none), position of the outbox to send to (0 none), message id
+--                  words to store: until may be = (keep), +N (now + N); next may be +N; outbox is = (keep),
+--                  - (acknowledge and delete) or @ (the same, then send again); digest may be =
+--      per field set: field, value · per field deleted: field · per fact: kind, command id, payload
+-- Replies {code, now, ...}: OK revision outcome-sequence · ABSENT · TERMINAL · CONFLICT revision · NOT_FOUND
+--   ASSERTION what branch · AUTHORITY_LOST · EPOCH_MOVED · STALE_SNAPSHOT which revision · CLOCK_ROLLBACK by-ms
+--   OUTSIDE_WINDOW which · INVALID which
+-- Facts written: as given, in order, before every other write.
+-- Invariants: admission, input, a set decision, a settled reservation and a terminal branch cannot be rewritten
+--   (RT-STORE-07..09); a fence never falls and rises whenever a lease is taken from its holder; a change of the wake-up
+--   alone does not move the revision; an earlier wake-up that was not seen stays; a session's seat is left only by the
+--   operation that holds it, and never while its lease is open.
+--@include enter
+--@include branch
+local now = now_ms()
+local meta, refusal = enter(KEYS[1], now, ARGV[1], ARGV[2])
+if refusal then
+  return refusal
+end
+local RANK = { admitted = 1, active = 2, closed = 3, settled = 4 }
+local op = redis.call('HMGET', KEYS[2], 'rev', 'phase', 'at', 'decision', 'reservation', 'tombstone')
+if not op[1] or op[6] then
+  return { 'ABSENT', now }
+end
+if op[2] == 'settled' then
+  return { 'TERMINAL', now }
+end
+if op[1] ~= ARGV[3] then
+  return { 'CONFLICT', now, op[1] }
+end
+refusal = outside(meta, now, tonumber(ARGV[4]), tonumber(ARGV[5]))
+if refusal then
+  return refusal
+end
+local phase, decision, reservation = ARGV[14], ARGV[15], ARGV[16]
+if phase ~= '' and not (RANK[phase] and RANK[phase] >= RANK[op[2]]) then
+  return { 'INVALID', now, 'phase' }
+end
+if decision ~= '' and op[4] then
+  return { 'TERMINAL', now }
+end
+if reservation ~= '' and op[5] ~= 'pending' then
+  return { 'INVALID', now, 'reservation' }
+end
+local operation, seat, turn = ARGV[6], ARGV[8], 'turn:' .. ARGV[9]
+
+local session, waiting
+if seat ~= '' then
+  session = redis.call('HMGET', KEYS[4], 'phase', 'head', 'busy', 'state_rev', 'pending', 'halted')
+  if not session[1] or session[1] == 'closed' then
+    return { 'NOT_FOUND', now }
+  end
+  local queued = redis.call('ZSCORE', KEYS[6], operation)
+  local actual = session[3] == operation and 'busy' or queued and 'queued' or 'none'
+  if actual ~= seat then
+    return { 'ASSERTION', now, 'seat', '' }
+  end
+  if ARGV[10] ~= '' and ARGV[10] ~= session[4] then
+    return { 'ASSERTION', now, 'state', '' }
+  end
+  waiting = redis.call('ZCARD', KEYS[6])
+  redis.call('XLEN', KEYS[5])
+end
+
+local at = 24
+
+-- The stored words with the new ones laid over them, or the assertion that refuses the change.
+local function asserted(index, assertion, expired, loaded, words)
+  local b, was = parse_branch(redis.call('HGET', KEYS[2], 'b:' .. index)), parse_branch(loaded)
+  local new = parse_branch((string.gsub(words, '[=@+]', '0')))
+  if not b or not new or b[STATUS] ~= 'pending' then
+    return nil, 'status'
+  end
+  local until_ms = tonumber(b[UNTIL])
+  if assertion == 'live' then
+    if b[EPOCH] ~= was[EPOCH] or b[FENCE] ~= was[FENCE] or b[HOLDER] ~= was[HOLDER]
+      or not (b[GATE] == 'answered' or until_ms > now) then
+      return nil, 'live'
+    end
+  else
+    for i = 1, DIGEST do
+      if i ~= UNTIL and b[i] ~= was[i] then
+        return nil, 'same'
+      end
+    end
+  end
+  if expired == '1' and until_ms > now then
+    return nil, 'expired'
+  end
+  local fence = tonumber(new[FENCE])
+  if fence < tonumber(b[FENCE]) or tonumber(new[ATTEMPT]) < tonumber(b[ATTEMPT])
+    or new[HOLDER] ~= b[HOLDER] and (new[HOLDER] ~= '-' or fence <= tonumber(b[FENCE])) then
+    return nil, 'fence'
+  end
+  return b
+end
+
+local function word(value, stored)
+  if value == '=' then
+    return stored
+  end
+  local delay = string.match(value, '^%+(%d+)$')
+  return delay and whole(now + delay) or value
+end
+
+local branches = {}
+for _ = 1, tonumber(ARGV[20]) do
+  local b, broken = asserted(ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
+  if not b then
+    return { 'ASSERTION', now, broken, ARGV[at] }
+  end
+  local old_box, new_box = tonumber(ARGV[at + 5]), tonumber(ARGV[at + 6])
+  local words = {}
+  for w in string.gmatch(ARGV[at + 4], '%S+') do
+    words[#words + 1] = w
+  end
+  if new_box > 0 then
+    redis.call('XLEN', KEYS[new_box])
+  end
+  branches[#branches + 1] = { index = ARGV[at], old = b, new = words, old_box = old_box, new_box = new_box,
+                              message = ARGV[at + 7] }
+  at = at + 8
+end
+local seen, wake_at = redis.call('ZSCORE', KEYS[3], operation), nil
+
+-- From here on only writes; facts first, so that the one write that can be refused by its own key comes before all.
+local fields, deleted = {}, {}
+local function put(field, value)
+  fields[#fields + 1], fields[#fields + 2] = field, value
+end
+local sets = at
+at = at + 2 * tonumber(ARGV[21])
+local deletes = at
+at = at + tonumber(ARGV[22])
+local head, outcome_seq = session and tonumber(session[2]) or 0, ''
+for _ = 1, tonumber(ARGV[23]) do
+  head = head + 1
+  redis.call('XADD', KEYS[5], whole(head) .. '-0', 'k', ARGV[at], 'c', ARGV[at + 1], 'p', ARGV[at + 2], 't', whole(now))
+  if ARGV[at] == 'outcome' then
+    outcome_seq = whole(head)
+    put('outcome_seq', outcome_seq)
+  end
+  at = at + 3
+end
+for i = 0, tonumber(ARGV[21]) - 1 do
+  put(ARGV[sets + 2 * i], ARGV[sets + 2 * i + 1])
+end
+for i = 0, tonumber(ARGV[22]) - 1 do
+  deleted[#deleted + 1] = ARGV[deletes + i]
+end
+
+local lease_open_until
+for _, change in ipairs(branches) do
+  local b, new = change.old, change.new
+  if new[OUTBOX] ~= '=' and b[OUTBOX] ~= '-' and change.old_box > 0 then
+    redis.call('XACK', KEYS[change.old_box], 'work', b[OUTBOX])
+    redis.call('XDEL', KEYS[change.old_box], b[OUTBOX])
+  end
+  if new[OUTBOX] == '@' then
+    new[OUTBOX] = redis.call('XADD', KEYS[change.new_box], '*', 'k', 'request', 'o', operation, 'b', change.index,
+      'a', new[ATTEMPT], 's', ARGV[9], 'm', change.message)
+  end
+  for i = UNTIL, DIGEST do
+    new[i] = word(new[i], b[i])
+  end
+  if new[GATE] == 'open' and tonumber(new[UNTIL]) > now then
+    lease_open_until = new[UNTIL]
+  end
+  put('b:' .. change.index, format_branch(new))
+end
+
+if phase ~= '' then
+  put('phase', phase)
+end
+if decision ~= '' then
+  put('decision', whole(now) .. ' ' .. decision)
+end
+if reservation ~= '' then
+  local keep = string.match(reservation, '^replayable (%d+)$')
+  put('reservation', keep and 'replayable ' .. whole(now) .. ' ' .. whole(now + keep) or reservation)
+end
+if ARGV[17] ~= '' then
+  put('state', ARGV[17])
+end
+local revision = op[1]
+if #fields > 0 or #deleted > 0 then
+  revision = whole(op[1] + 1)
+  put('rev', revision)
+  redis.call('HSET', KEYS[2], unpack(fields))
+  if #deleted > 0 then
+    redis.call('HDEL', KEYS[2], unpack(deleted))
+  end
+end
+
+if phase == 'settled' then
+  redis.call('ZREM', KEYS[3], operation)
+else
+  if ARGV[12] ~= '' then
+    wake_at = tonumber(ARGV[12])
+  end
+  if ARGV[13] ~= '' then
+    wake_at = math.min(wake_at or MAX_SAFE, now + ARGV[13])
+  end
+  if wake_at and not (seen and seen ~= ARGV[11] and tonumber(seen) < wake_at) then
+    redis.call('ZADD', KEYS[3], whole(wake_at), operation)
+  end
+end
+
+if session then
+  local busy, pending, halted, turn_at = session[3], tonumber(session[5]), session[6], nil
+  if decision ~= '' then
+    pending = pending - 1
+    if seat == 'queued' then
+      redis.call('ZREM', KEYS[6], operation)
+      waiting = waiting - 1
+    elseif seat == 'busy' then
+      if lease_open_until then
+        turn_at = lease_open_until
+      else
+        busy = ''
+        if waiting > 0 then
+          turn_at = whole(now)
+        end
+      end
+    end
+    if session[1] == 'closing' and pending == 0 then
+      turn_at = turn_at or whole(now)
+    end
+    if ARGV[19] == '1' then
+      halted = operation
+    end
+  end
+  local changes = { 'head', whole(head), 'busy', busy, 'pending', whole(pending), 'halted', halted }
+  if ARGV[18] ~= '' then
+    changes[#changes + 1], changes[#changes + 2] = 'state', ARGV[18]
+    changes[#changes + 1], changes[#changes + 2] = 'state_rev', whole(session[4] + 1)
+  end
+  if decision ~= '' or ARGV[23] ~= '0' then
+    redis.call('HSET', KEYS[4], unpack(changes))
+  end
+  if turn_at then
+    redis.call('ZADD', KEYS[3], 'LT', turn_at, turn)
+  end
+end
+redis.call('HSET', KEYS[1], 'last_ms', whole(now))
+if ARGV[7] ~= '' then
+  wake(ARGV[7])
+end
+return { 'OK', now, revision, outcome_seq }

@@ -1,0 +1,117 @@
+"""What a process knows of a tenant: the revisions it decides under, and what those revisions cover.
+
+Read as one, replaced as one. A script or read that answers *stale snapshot* makes the holder reload it once, whoever
+else asks meanwhile (single flight), and decide again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from shared.domain.credentials import TokenRecord
+from shared.store.connection import Connection, ReplyError
+from shared.store.keys import TENANTS, Keys
+from shared.store.registry import PeerRecord, find_token
+from shared.store.replies import Revisions, TenantLost
+
+_TOKENS_REMEMBERED = 10_000
+_peers = msgspec.json.Decoder(PeerRecord)
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A tenant's authority, revisions and directory as of one reading."""
+
+    tenant: str
+    revisions: Revisions
+    epoch: int
+    boundary: str
+    retired: frozenset[str]
+    peers: frozenset[str]
+    clock_accepted_ms: int
+    tokens: dict[str, TokenRecord | None] = msgspec.field(default_factory=dict)
+
+
+class SnapshotSource:
+    """Gives the current snapshot of one tenant and reloads it on demand."""
+
+    def __init__(self, tenant: str, connection: Connection) -> None:
+        self._tenant = tenant
+        self._keys = Keys(tenant)
+        self._connection = connection
+        self._current: Snapshot | None = None
+        self._loading: asyncio.Task[Snapshot] | None = None
+
+    async def get(self) -> Snapshot:
+        """The snapshot in use, read first if there is none."""
+        return self._current or await self.reload(None)
+
+    async def reload(self, seen: Snapshot | None) -> Snapshot:
+        """A snapshot other than ``seen``: the one in use if it moved on already, else a fresh reading.
+
+        Raises TenantLost where the registered authority and the stored one are missing or differ.
+        """
+        if self._current is not None and self._current is not seen:
+            return self._current
+        if self._loading is None:
+            self._loading = asyncio.get_running_loop().create_task(self._load())
+            self._loading.add_done_callback(self._loaded)
+        return await asyncio.shield(self._loading)
+
+    def forget(self) -> None:
+        """Drop what is known: the next use reads it again."""
+        self._current = None
+
+    async def token(self, snapshot: Snapshot, token_id: str) -> TokenRecord | None:
+        """A token's record, remembered for as long as the snapshot lives: revocation moves the policy revision.
+
+        Unknown ids are not remembered, so that a token created later is found and a guesser fills no memory.
+        """
+        known = snapshot.tokens.get(token_id)
+        if known is None:
+            known = await find_token(self._connection, self._tenant, token_id)
+            if known is not None:
+                if len(snapshot.tokens) >= _TOKENS_REMEMBERED:
+                    snapshot.tokens.clear()
+                snapshot.tokens[token_id] = known
+        return known
+
+    def _loaded(self, task: asyncio.Task[Snapshot]) -> None:
+        self._loading = None
+        if not task.cancelled() and task.exception() is not None:
+            self._current = None
+
+    async def _load(self) -> Snapshot:
+        meta = (
+            "HMGET",
+            self._keys.meta,
+            "authority",
+            "policy_rev",
+            "dir_rev",
+            "epoch",
+            "boundary",
+            "retired",
+            "clock_accepted",
+        )
+        registered, row, members = await self._connection.pipeline(
+            ("HGET", TENANTS, self._tenant), meta, ("HVALS", self._keys.peers)
+        )
+        for reply in (registered, row, members):
+            if isinstance(reply, ReplyError):
+                raise reply
+        authority, policy, directory, epoch, boundary, retired, accepted = (
+            value.decode() if value is not None else "" for value in row
+        )
+        if not authority or registered is None or registered.decode() != authority:
+            raise TenantLost("the tenant is unknown here or its store was lost")
+        self._current = Snapshot(
+            tenant=self._tenant,
+            revisions=Revisions(authority, policy, directory),
+            epoch=int(epoch),
+            boundary=boundary,
+            retired=frozenset(retired.split()),
+            peers=frozenset(_peers.decode(member).peer for member in members),
+            clock_accepted_ms=int(accepted.split()[0]) if accepted else 0,
+        )
+        return self._current
