@@ -1,0 +1,349 @@
+"""The way to the store: pipelined connections that many calls share, by purpose, and nothing that repeats a
+write.
+
+A call ends in exactly one of four ways: its reply; :class:`ReplyError` (the store refused this command);
+:class:`StoreUnavailable` (never sent, safe to repeat); :class:`ReplyLost` (sent, outcome unknown: look it up
+by identity, never send it again blindly; RT-STORE-15, RT-STORE-16). Nothing here retries a command on its
+own, except that a script the store did not know is loaded and then run: it had not run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import weakref
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+from shared.domain.errors import Unavailable
+from shared.store.address import Address
+from shared.store.link import Arg, Limits, Link, Reply, ReplyError, ReplyLost, StoreUnavailable, pack
+
+__all__ = [
+    "Address",
+    "Arg",
+    "Connection",
+    "Limits",
+    "Reply",
+    "ReplyError",
+    "ReplyLost",
+    "Script",
+    "Store",
+    "StoreUnavailable",
+    "evalsha",
+    "evalsha_many",
+    "handshake",
+]
+
+_FIRST_PAUSE_S: Final = 0.02
+_LONGEST_PAUSE_S: Final = 1.0
+_AWAY: Final = "the store cannot be reached"
+_NOT_READY: Final = frozenset({"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"})
+
+
+async def handshake(address: Address, link: Link) -> None:
+    """Log in, choose the database and see that the store serves. Raises ReplyError where it refuses any of
+    it.
+    """
+    commands: list[tuple[Arg, ...]] = []
+    if address.password is not None:
+        commands.append(("AUTH", address.username or "default", address.password))
+    if address.db:
+        commands.append(("SELECT", address.db))
+    commands.append(("PING",))
+    packed = b"".join(map(pack, commands))
+    for reply in await link.send(packed, len(commands), several=True):
+        # A user that may not PING is served all the same.
+        if isinstance(reply, ReplyError) and reply.code != "NOPERM":
+            raise reply
+
+
+class Connection:
+    """One shared, pipelined connection that is made on the first call and made anew on the first call after a
+    loss.
+
+    All concurrent calls of one event loop share it. ``connect_s`` bounds how long a call waits for the socket
+    (ms matter here, so a restart of the store is waited out); after it failed, calls are refused at once
+    until a short pause is over.
+    """
+
+    def __init__(self, address: Address | str, limits: Limits | None = None, connect_s: float = 2.0) -> None:
+        self._address = Address.parse(address) if isinstance(address, str) else address
+        self._limits = limits or Limits()
+        self._connect_s = connect_s
+        self._link: Link | None = None
+        self._connecting: asyncio.Task[Link] | None = None
+        self._parked = 0
+        self._parked_bytes = 0
+        self._pause_s = _FIRST_PAUSE_S
+        self._not_before = 0.0
+        self._closed = False
+        self._loads: dict[str, asyncio.Task[Reply]] = {}
+
+    async def call(self, *args: Arg) -> Reply:
+        """Send one command and give its reply; raises ReplyError, StoreUnavailable or ReplyLost.
+
+        A cancelled call may still run at the store: whoever must know shields it.
+        """
+        packed = pack(args)
+        link = self._link
+        if link is None:
+            link = await self._wait_for_link(len(packed))
+        return await link.send(packed, 1)
+
+    async def pipeline(self, *commands: Sequence[Arg]) -> list[Reply | ReplyError]:
+        """Send commands back to back in one write and give all their replies, refusals as values.
+
+        The commands are not atomic together; those of other calls never come between them on this connection.
+        Raises StoreUnavailable (none was sent) or ReplyLost (any of them may have run).
+        """
+        if not commands:
+            return []
+        packed = b"".join([pack(tuple(command)) for command in commands])
+        link = self._link
+        if link is None:
+            link = await self._wait_for_link(len(packed))
+        replies: list[Reply | ReplyError] = await link.send(packed, len(commands), several=True)
+        return replies
+
+    async def load(self, script: Script) -> None:
+        """Make the store know a script. Callers at the same time share one load, whoever of them is
+        cancelled.
+        """
+        task = self._loads.get(script.sha)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self.call("SCRIPT", "LOAD", script.source))
+            self._loads[script.sha] = task
+            task.add_done_callback(lambda done: self._loaded(script.sha, done))
+        await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Give the socket up and refuse later calls. Calls under way raise ReplyLost, or StoreUnavailable if
+        unsent.
+        """
+        self._closed = True
+        ending: list[asyncio.Task[Any]] = list(self._loads.values())
+        if self._connecting is not None:
+            self._connecting.cancel()
+            ending.append(self._connecting)
+        if (link := self._link) is not None:
+            link.drop("the connection was closed")
+            await link.closed
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def connected(self) -> bool:
+        """Whether a socket is up right now."""
+        return self._link is not None
+
+    async def _wait_for_link(self, size: int) -> Link:
+        if self._parked >= self._limits.max_calls or self._parked_bytes + size > self._limits.max_bytes:
+            raise StoreUnavailable("too many store commands are waiting for a connection")
+        connecting = self._connecting or self._start_connecting()
+        self._parked += 1
+        self._parked_bytes += size
+        try:
+            return await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            waiter = asyncio.current_task()
+            if connecting.cancelled() and waiter is not None and not waiter.cancelling():
+                raise StoreUnavailable("the connection was closed") from None
+            raise
+        finally:
+            self._parked -= 1
+            self._parked_bytes -= size
+
+    def _start_connecting(self) -> asyncio.Task[Link]:
+        if self._closed:
+            raise StoreUnavailable("the connection was closed")
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._not_before:
+            raise StoreUnavailable(_AWAY)
+        self._connecting = loop.create_task(self._connect())
+        self._connecting.add_done_callback(self._connecting_ended)
+        return self._connecting
+
+    def _connecting_ended(self, task: asyncio.Task[Link]) -> None:
+        self._connecting = None
+        if not task.cancelled():
+            task.exception()
+
+    def _loaded(self, sha: str, task: asyncio.Task[Reply]) -> None:
+        del self._loads[sha]
+        if not task.cancelled():
+            task.exception()
+
+    async def _connect(self) -> Link:
+        """Try until ``connect_s`` is over, with growing pauses; a refused login is not tried again."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._connect_s
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    link = await self._open()
+            except (OSError, TimeoutError, StoreUnavailable, ReplyLost, ReplyError) as error:
+                refused = isinstance(error, ReplyError) and error.code not in _NOT_READY
+                wait = pause * random.uniform(0.5, 1.0)  # noqa: S311
+                if refused or loop.time() + wait >= deadline:
+                    self._not_before = loop.time() + self._pause_s * random.uniform(0.5, 1.0)  # noqa: S311
+                    self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+                    raise StoreUnavailable(str(error) if refused else _AWAY) from error
+                await asyncio.sleep(wait)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+            else:
+                self._pause_s = _FIRST_PAUSE_S
+                return link
+
+    async def _open(self) -> Link:
+        link = await self._address.open(lambda: Link(self._limits, self._lost))
+        try:
+            await handshake(self._address, link)
+            if link.gone:
+                raise ConnectionError
+        except BaseException:
+            link.drop("the store did not accept the connection")
+            await link.closed
+            raise
+        self._link = link
+        return link
+
+    def _lost(self, link: Link) -> None:
+        if self._link is link:
+            self._link = None
+
+
+class Script(Protocol):
+    """What :func:`evalsha` needs of a script; ``lua.Script`` is one."""
+
+    @property
+    def source(self) -> bytes:
+        """The whole text."""
+
+    @property
+    def sha(self) -> str:
+        """Its SHA-1 in hex, by which the store knows it."""
+
+
+_ROUNDS: Final = 8
+_FORGETFUL: Final = "the store forgets its scripts as fast as they are loaded"
+
+
+async def evalsha(conn: Connection, script: Script, keys: Sequence[Arg], args: Sequence[Arg]) -> Reply:
+    """Run a script, loading it first where the store does not know it (after a restart or SCRIPT FLUSH).
+
+    Raises as :meth:`Connection.call` does. NOSCRIPT proves that the script has not run: running it then
+    repeats nothing.
+    """
+    for _ in range(_ROUNDS):
+        try:
+            return await conn.call("EVALSHA", script.sha, len(keys), *keys, *args)
+        except ReplyError as error:
+            if error.code != "NOSCRIPT":
+                raise
+        await conn.load(script)
+    raise StoreUnavailable(_FORGETFUL)
+
+
+async def evalsha_many(
+    conn: Connection, script: Script, calls: Iterable[tuple[Sequence[Arg], Sequence[Arg]]]
+) -> list[Reply | Unavailable]:
+    """Run a script once per (keys, args), all in one write; every member ends on its own, refusals as values.
+
+    Members that met NOSCRIPT are sent again, in their order, after those that ran. A value may be ReplyError,
+    ReplyLost (this member may have run) or StoreUnavailable (it has not). Raises the latter two only where
+    they hold for all.
+    """
+    commands = [("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls]
+    ends: list[Reply | Unavailable] = await conn.pipeline(*commands)
+    for _ in range(_ROUNDS):
+        again = [i for i, end in enumerate(ends) if isinstance(end, ReplyError) and end.code == "NOSCRIPT"]
+        if not again:
+            return ends
+        try:
+            await conn.load(script)
+        except Unavailable:
+            return _with(ends, again, [StoreUnavailable("a script could not be loaded")] * len(again))
+        try:
+            _with(ends, again, await conn.pipeline(*[commands[i] for i in again]))
+        except (ReplyLost, StoreUnavailable) as error:
+            return _with(ends, again, [error] * len(again))
+    again = [i for i, end in enumerate(ends) if isinstance(end, ReplyError) and end.code == "NOSCRIPT"]
+    return _with(ends, again, [StoreUnavailable(_FORGETFUL)] * len(again))
+
+
+def _with(
+    ends: list[Reply | Unavailable], places: list[int], values: Sequence[Reply | Unavailable]
+) -> list[Reply | Unavailable]:
+    for place, value in zip(places, values, strict=True):
+        ends[place] = value
+    return ends
+
+
+class Store:
+    """The connections of one process to one store, by purpose, so that none waits behind work of another
+    kind.
+
+    ``hot`` carries scripts: one connection, or up to four where a slow disk makes one the limit (each waits
+    for its own fsync). ``bulk`` carries pages and other big reads. Blocking reads get a connection of their
+    own.
+    """
+
+    MOST_HOT: Final = 4
+
+    def __init__(self, url: str, hot: int = 1, limits: Limits | None = None, connect_s: float = 2.0) -> None:
+        if not 1 <= hot <= self.MOST_HOT:
+            raise ValueError(f"the number of hot store connections must be from 1 to {self.MOST_HOT}")
+        self.address = Address.parse(url)
+        self._limits = limits or Limits()
+        self._connect_s = connect_s
+        self._hot = [self._connection(self._limits) for _ in range(hot)]
+        self._blocking: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self.bulk = self._connection(self._limits)
+
+    def hot(self, tenant: str, spread: str = "") -> Connection:
+        """The connection for scripts of this tenant; ``spread`` (a session id) divides one tenant's among
+        all.
+        """
+        if len(self._hot) == 1:
+            return self._hot[0]
+        return self._hot[zlib.crc32(f"{tenant}/{spread}".encode()) % len(self._hot)]
+
+    def blocking(self, block_s: float) -> Connection:
+        """A connection for reads that block up to ``block_s`` seconds; its owner closes it, else
+        :meth:`close` does.
+
+        Its replies may take the usual time *after* the block. A cancelled read keeps it busy until the block
+        is over, and what that read would have given is dropped: close the connection then.
+        """
+        limits = replace(self._limits, timeout_s=block_s + self._limits.timeout_s)
+        connection = self._connection(limits)
+        self._blocking.add(connection)
+        return connection
+
+    async def close(self) -> None:
+        """Close every connection made from here."""
+        for connection in (*self._hot, self.bulk, *self._blocking):
+            await connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _connection(self, limits: Limits) -> Connection:
+        return Connection(self.address, limits, self._connect_s)
