@@ -1,4 +1,5 @@
-"""The Redis scripts: one file per atomic change, shared parts under ``include/``, expanded and pinned at import.
+"""The Redis scripts: one file per atomic change, shared parts under ``include/``, expanded and pinned at
+import.
 
 A script is the unit of atomicity; nothing outside this folder decides what belongs together in one change.
 """
@@ -31,8 +32,8 @@ def _read(path: str) -> str:
 def expand(name: str, replacements: Mapping[str, str] | None = None) -> str:
     """Expand the includes of ``name``, each once, in the order of their first mention.
 
-    ``replacements`` puts other text in the place of named includes; tests use it to move the store's clock at its source.
-    Raises ValueError for an include that includes itself.
+    ``replacements`` puts other text in the place of named includes; tests use it to move the store's clock at
+    its source. Raises ValueError for an include that includes itself.
     """
     done: set[str] = set()
 

@@ -1,7 +1,7 @@
 """Bearer tokens and the roles they name. Pure: making secrets and reading clocks happen elsewhere.
 
-``lg1.<tenant>.<authority8>.<token id>.<secret>``: the tenant and the authority are part of the token, so that a process
-that never saw the tenant can tell a lost store (503) from a bad token (401); see DESIGN section 6.
+``lg1.<tenant>.<authority8>.<token id>.<secret>``: the tenant and the authority are part of the token, so that
+a process that never saw the tenant can tell a lost store (503) from a bad token (401); see DESIGN section 6.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from shared.domain.errors import Denied, InvalidInput
 from shared.domain.ids import IdKind, check
 
 PREFIX: Final = "lg1"
-_TOKEN: Final = re.compile(r"lg1\.([a-z0-9](?:-?[a-z0-9])*)\.([0-9a-f]{8})\.([0-9a-f]{16})\.([A-Za-z0-9_-]{43})", re.ASCII)
+_TOKEN: Final = re.compile(
+    r"lg1\.([a-z0-9](?:-?[a-z0-9])*)\.([0-9a-f]{8})\.([0-9a-f]{16})\.([A-Za-z0-9_-]{43})", re.ASCII
+)
 _PLAIN_ROLES: Final = frozenset({"caller", "operator", "local-host"})
 
 

@@ -12,7 +12,9 @@ MAX_SAFE_INTEGER = 2**53 - 1
 
 
 class TimeGuard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Inclusive lower and exclusive upper bound in store milliseconds (RT-GUARD-01, RT-GUARD-04..07, RT-GUARD-09)."""
+    """Inclusive lower and exclusive upper bound in store milliseconds (RT-GUARD-01, RT-GUARD-04..07,
+    RT-GUARD-09).
+    """
 
     not_before_ms: int
     not_after_ms: int

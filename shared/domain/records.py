@@ -1,7 +1,7 @@
 """What the store holds, as values: operations, branches, sessions, facts and answers.
 
-The scripts write these forms and only parse a branch's words; everything else is opaque to them. Instants are store
-milliseconds, revisions are opaque text that may only be echoed (RT-STORE-06).
+The scripts write these forms and only parse a branch's words; everything else is opaque to them. Instants are
+store milliseconds, revisions are opaque text that may only be echoed (RT-STORE-06).
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ OutcomeStatus = Literal["completed", "failed", "uncertain", "cancelled"]
 FactKind = Literal["accepted", "application", "outcome"]
 
 PHASES: Final[tuple[Phase, ...]] = ("admitted", "active", "closed", "settled")
-STATUSES: Final[tuple[Status, ...]] = ("pending", "success", "failure", "revoked", "cancelled", "indeterminate")
+STATUSES: Final[tuple[Status, ...]] = (
+    "pending",
+    "success",
+    "failure",
+    "revoked",
+    "cancelled",
+    "indeterminate",
+)
 
 
 def phase_may_follow(before: Phase, after: Phase) -> bool:
@@ -39,9 +46,9 @@ def status_may_follow(before: Status, after: Status) -> bool:
 class Branch(msgspec.Struct, frozen=True):
     """One branch with its assignment and lease.
 
-    ``until_ms`` is the end of the lease; without a holder it is the end of the time in which the offer should be
-    claimed. ``outbox`` is the id of the stream entry that offers it, absent while nothing is offered. ``digest`` is
-    that of the answer stored last. Fence 0 is not a fence (RT-SEL-06).
+    ``until_ms`` is the end of the lease; without a holder it is the end of the time in which the offer should
+    be claimed. ``outbox`` is the id of the stream entry that offers it, absent while nothing is offered.
+    ``digest`` is that of the answer stored last. Fence 0 is not a fence (RT-SEL-06).
     """
 
     status: Status
@@ -60,7 +67,9 @@ class Branch(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, words: str) -> Branch:
         """Read the twelve stored words; ValueError for anything else."""
-        status, peer, attempt, epoch, fence, holder, until, gate, claims, next_ms, outbox, digest = words.split(" ")
+        status, peer, attempt, epoch, fence, holder, until, gate, claims, next_ms, outbox, digest = (
+            words.split(" ")
+        )
         values = {
             "status": status,
             "peer": peer,
@@ -83,8 +92,8 @@ class Branch(msgspec.Struct, frozen=True):
     def words(self) -> str:
         """The stored form."""
         return (
-            f"{self.status} {self.peer} {self.attempt} {self.epoch} {self.fence} {self.holder or '-'} {self.until_ms} "
-            f"{self.gate} {self.claims} {self.next_ms} {self.outbox or '-'} {self.digest or '-'}"
+            f"{self.status} {self.peer} {self.attempt} {self.epoch} {self.fence} {self.holder or '-'} "
+            f"{self.until_ms} {self.gate} {self.claims} {self.next_ms} {self.outbox or '-'} {self.digest or '-'}"
         )
 
 
@@ -131,10 +140,10 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     ``state_revision`` is the view state revision the handler worked from (serial sessions).
     """
 
-    result: msgspec.Raw | None = None
+    result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     refused: Refusal | None = None
     updates: tuple[NamedData, ...] = ()
-    state: msgspec.Raw | None = None
+    state: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     state_revision: str = ""
 
 
@@ -155,7 +164,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Tallies(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What deciding needs to remember beyond the branches: whether any attempt was lost behind an open gate."""
+    """What deciding remembers beyond the branches: whether any attempt was lost behind an open gate."""
 
     lost: bool = False
 

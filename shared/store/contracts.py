@@ -34,13 +34,17 @@ class Contracts:
         if contract.session is not None:
             named = self._by_profile.get((contract.session.id, contract.session.version))
             if named is not None and named.digest != contract.digest:
-                raise Conflict(f"profile {contract.session.id} {contract.session.version} is registered with other content")
+                raise Conflict(
+                    f"profile {contract.session.id} {contract.session.version} is registered otherwise"
+                )
         field = _field(contract.id, contract.version)
         if await self._connection.call("HSETNX", self._key, field, contract.document):
             self._remember(field, contract)
             return True
         if await self._connection.call("HGET", self._key, field) != contract.document:
-            raise Conflict(f"{contract.id} {contract.version} is registered with other content; give it another version")
+            raise Conflict(
+                f"{contract.id} {contract.version} is registered with other content; give it another version"
+            )
         return False
 
     async def every(self) -> list[Contract]:

@@ -1,9 +1,11 @@
-"""Reads of one tenant's keys. Each that serves a caller also reads the authority and policy revision in the same
-pipeline, so that what is disclosed was still permitted when it was read (RT-AUTH-08, DESIGN section 6)."""
+"""Reads of one tenant's keys. Each that serves a caller also reads the authority and policy revision in the
+same pipeline, so that what is disclosed was still permitted when it was read (RT-AUTH-08, DESIGN section 6).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -84,6 +86,14 @@ class Page(msgspec.Struct, frozen=True):
         return self.session.head
 
 
+def unrefused(replies: Sequence[Any]) -> list[Any]:
+    """The replies of a pipeline, each looked at: the first refusal among them is raised."""
+    for reply in replies:
+        if isinstance(reply, ReplyError):
+            raise reply
+    return list(replies)
+
+
 def _text(value: bytes | None) -> str:
     return value.decode() if value is not None else ""
 
@@ -92,7 +102,21 @@ def read_session(session_id: str, row: Row) -> SessionRecord | None:
     """A session from its fields, None where there is none."""
     if row[0] is None:
         return None
-    phase, actor, profile, version, owner, contract, head, state, state_rev, busy, halted, pending, commands = row
+    (
+        phase,
+        actor,
+        profile,
+        version,
+        owner,
+        contract,
+        head,
+        state,
+        state_rev,
+        busy,
+        halted,
+        pending,
+        commands,
+    ) = row
     return SessionRecord(
         session_id=session_id,
         phase=_text(phase),
@@ -114,7 +138,8 @@ def read_session(session_id: str, row: Row) -> SessionRecord | None:
 def read_fact(entry: Sequence[object]) -> StoredFact:
     """A fact from a stream entry [id, [k, v, ...]]."""
     entry_id, flat = entry
-    assert isinstance(entry_id, bytes) and isinstance(flat, list)
+    assert isinstance(entry_id, bytes)
+    assert isinstance(flat, list)
     values = dict(zip(flat[::2], flat[1::2], strict=True))
     return StoredFact(
         sequence=int(entry_id.split(b"-")[0]),
@@ -126,7 +151,9 @@ def read_fact(entry: Sequence[object]) -> StoredFact:
 
 
 class TenantReads:
-    """The reads of one tenant over one shared connection; pages go over their own, so that they hold up nobody."""
+    """The reads of one tenant over one shared connection; pages go over their own, so that they hold up
+    nobody.
+    """
 
     def __init__(self, tenant: str, connection: Connection, bulk: Connection) -> None:
         self.keys = Keys(tenant)
@@ -142,20 +169,20 @@ class TenantReads:
         if row[1].decode() != revisions.policy:
             raise SnapshotMoved("the policy moved")
 
-    async def _guarded(self, connection: Connection, revisions: Revisions, *commands: Sequence[bytes | str | int]) -> list[object]:
+    async def _guarded(
+        self, connection: Connection, revisions: Revisions, *commands: Sequence[bytes | str | int]
+    ) -> list[Any]:
         head = ("HMGET", self.keys.meta, "authority", "policy_rev")
         first, *rest = await connection.pipeline(head, *commands)
         self._check(first, revisions)
-        for reply in rest:
-            if isinstance(reply, ReplyError):
-                raise reply
-        return rest
+        return unrefused(rest)
 
     async def session(self, session_id: str, revisions: Revisions) -> SessionRecord | None:
-        """One coherent reading of a session: its state includes every fact through its head and none after it."""
+        """One coherent reading of a session: its state includes every fact through its head and none after
+        it.
+        """
         command = ("HMGET", self.keys.session(session_id), *_SESSION_FIELDS)
         (row,) = await self._guarded(self._connection, revisions, command)
-        assert isinstance(row, list)
         return read_session(session_id, row)
 
     async def page(self, session_id: str, after: int, limit: int, revisions: Revisions) -> Page | None:
@@ -166,7 +193,6 @@ class TenantReads:
             ("HMGET", self.keys.session(session_id), *_SESSION_FIELDS),
             ("XRANGE", self.keys.updates(session_id), f"{after + 1}-0", "+", "COUNT", limit),
         )
-        assert isinstance(row, list) and isinstance(entries, list)
         session = read_session(session_id, row)
         if session is None or session.phase == "closed":
             return None
@@ -174,8 +200,12 @@ class TenantReads:
         return Page(session, facts)
 
     async def fact(self, session_id: str, sequence: int) -> StoredFact | None:
-        """The fact at ``sequence``; the outcome a command settled with is read back from here (DASP-CORE-006c)."""
-        entries = await self._bulk.call("XRANGE", self.keys.updates(session_id), f"{sequence}-0", f"{sequence}-0")
+        """The fact at ``sequence``; the outcome a command settled with is read back from here
+        (DASP-CORE-006c).
+        """
+        entries = await self._bulk.call(
+            "XRANGE", self.keys.updates(session_id), f"{sequence}-0", f"{sequence}-0"
+        )
         return read_fact(entries[0]) if entries else None
 
     async def cursor(self, session_id: str, client: str) -> int | None:
@@ -212,16 +242,13 @@ class TenantReads:
         ]
         if session_id:
             commands += self._seat_commands(operation_id, session_id)
-        replies = await self._connection.pipeline(*commands)
-        for reply in replies:
-            if isinstance(reply, ReplyError):
-                raise reply
-        row, score, *seat = replies
+        row, score, *seat = unrefused(await self._connection.pipeline(*commands))
         if row[0] is None or row[8] is not None:
             return None
         admission = _admission_decoder.decode(row[0])
         if admission.session_id and not seat:
-            seat = await self._connection.pipeline(*self._seat_commands(operation_id, admission.session_id))
+            more = self._seat_commands(operation_id, admission.session_id)
+            seat = unrefused(await self._connection.pipeline(*more))
         return _operation(operation_id, admission, row, score, seat)
 
     def _seat_commands(self, operation_id: str, session_id: str) -> list[Sequence[bytes | str | int]]:

@@ -1,7 +1,8 @@
-"""Administration of tenants: who exists, their tokens, peers and contracts. Straight to the store, for operators.
+"""Administration of tenants: who exists, their tokens, peers and contracts. Straight to the store, for
+operators.
 
-A tenant is registered under ``lg:tenants`` and lives in its own ``meta``; the first without the second is a lost tenant,
-never a new one (DASP-CORE-012g).
+A tenant is registered under ``lg:tenants`` and lives in its own ``meta``; the first without the second is a
+lost tenant, never a new one (DASP-CORE-012g).
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ async def _meta_fields(connection: Connection, authority: str) -> list[str | int
         "authority",
         authority,
         "replid",
-        durability.replid,
+        durability.replid or "",
         "boundary",
         durability.boundary,
         "last_ms",
@@ -140,7 +141,8 @@ async def show_tenant(connection: Connection, tenant: str) -> TenantSummary:
 async def adopt_tenant(connection: Connection, tenant: str) -> str:
     """Serve a lost tenant again under a new authority: its operations, sessions and tokens are gone for good.
 
-    Contracts and peers stay. The old authority is recorded as retired, so that its tokens answer 401 (DESIGN section 6).
+    Contracts and peers stay. The old authority is recorded as retired, so that its tokens answer 401 (DESIGN
+    section 6).
     """
     check(IdKind.TENANT, tenant)
     registered = await connection.call("HGET", TENANTS, tenant)
@@ -196,7 +198,9 @@ async def _delete_keys(connection: Connection, tenant: str, keep: Sequence[bytes
 
 
 async def accept_clock(connection: Connection, tenant: str, who: str) -> int:
-    """Take the store's present time as true: the way out of a rollback or a believed jump. Audited in ``meta``."""
+    """Take the store's present time as true: the way out of a rollback or a believed jump. Audited in
+    ``meta``.
+    """
     if await connection.call("EXISTS", Keys(tenant).meta) == 0:
         raise TenantLost(f"tenant {tenant} has no store to accept a clock for")
     now = await store_now_ms(connection)
@@ -241,7 +245,7 @@ async def find_token(connection: Connection, tenant: str, token_id: str) -> Toke
 
 
 async def revoke_token(connection: Connection, tenant: str, token_id: str) -> None:
-    """Remove a token and move the policy revision, so that every process learns at its next protected step."""
+    """Remove a token and move the policy revision: every process learns at its next protected step."""
     k = Keys(tenant)
     removed, _ = await connection.pipeline(("HDEL", k.tokens, token_id), ("HINCRBY", k.meta, "policy_rev", 1))
     if isinstance(removed, ReplyError):
@@ -251,7 +255,9 @@ async def revoke_token(connection: Connection, tenant: str, token_id: str) -> No
 
 
 async def register_peer(connection: Connection, tenant: str, peer: PeerRecord) -> None:
-    """Add or change a peer; membership, capability and attestation move the directory revision, presence does not."""
+    """Add or change a peer; membership, capability and attestation move the directory revision, presence does
+    not.
+    """
     check(IdKind.PEER, peer.peer)
     k = Keys(tenant)
     raw = msgspec.json.encode(peer)

@@ -27,7 +27,7 @@ class OutOfMemory(StoreRefusal):
 
 
 class Revisions(msgspec.Struct, frozen=True):
-    """The snapshot a decision was made under; echoed to the scripts, never ordered (RT-STORE-06, RT-ADM-38)."""
+    """The snapshot a decision was made under; echoed to scripts, never ordered (RT-STORE-06, RT-ADM-38)."""
 
     authority: str
     policy: str
@@ -45,7 +45,9 @@ class Reply(msgspec.Struct, frozen=True):
     def of(cls, raw: Sequence[bytes | int]) -> Reply:
         """Read ``{code, now, ...}``."""
         values = tuple(v if isinstance(v, bytes) else str(v).encode() for v in raw[2:])
-        return cls(Code(bytes(raw[0]).decode()) if not isinstance(raw[0], int) else Code.INVALID, int(raw[1]), values)
+        return cls(
+            Code(bytes(raw[0]).decode()) if not isinstance(raw[0], int) else Code.INVALID, int(raw[1]), values
+        )
 
     def text(self, index: int) -> str:
         """The value at ``index`` as text, "" where there is none."""
@@ -106,8 +108,8 @@ class Offer(msgspec.Struct, frozen=True):
 class NewOperation(msgspec.Struct, frozen=True):
     """Everything admission freezes, without the instants that only the store may set (RT-TIME-03).
 
-    ``kind``: invocation, or a command of a serial or concurrent session. ``intent`` is the digest that equal retries
-    share. ``admission`` and ``input`` are opaque to the store.
+    ``kind``: invocation, or a command of a serial or concurrent session. ``intent`` is the digest that equal
+    retries share. ``admission`` and ``input`` are opaque to the store.
     """
 
     kind: str
@@ -136,7 +138,9 @@ class NewSession(msgspec.Struct, frozen=True):
 
 
 class SessionRecord(msgspec.Struct, frozen=True):
-    """A session as stored. ``contract`` is the digest it was opened with; ``busy`` and ``halted`` name operations."""
+    """A session as stored. ``contract`` is the digest it was opened with; ``busy`` and ``halted`` name
+    operations.
+    """
 
     session_id: str
     phase: str

@@ -89,8 +89,8 @@ class Runtime:
         """Why this process may not serve now, None when it may (DESIGN section 6, case 98)."""
         try:
             durability = self.durability or await self.refresh()
-        except StoreRefusal as refusal:
-            return refusal.description
+        except StoreRefusal as refused:
+            return refused.description
         except (StoreUnavailable, OSError):
             return "the store cannot be reached"
         if not self.connection.connected:
@@ -100,8 +100,8 @@ class Runtime:
     async def accept_server(self, store: TenantStore, authority: str) -> None:
         """Judge a server that came back with another replication id (DESIGN section 6).
 
-        The same primary restarted with everything on disk is a new epoch; a promotion, or a restart of a store that
-        does not keep every acknowledged write, has lost the tenant.
+        The same primary restarted with everything on disk is a new epoch; a promotion, or a restart of a
+        store that does not keep every acknowledged write, has lost the tenant.
         """
         durability = await inspect(self.connection, self.declared)
         self.durability = durability
@@ -120,7 +120,7 @@ class Runtime:
             raise TenantLost("the tenant's store is not the one its authority was recorded in")
 
     async def _watch(self) -> None:
-        """Keep durability and clock current; while the clock is suspect, look for an operator's word on it."""
+        """Keep durability and clock current; while the clock is suspect, look for an operator's word."""
         while True:
             with contextlib.suppress(StoreRefusal, StoreUnavailable, OSError):
                 await self.refresh()

@@ -1,8 +1,9 @@
 """One typed method per atomic change: the only way the services alter what a tenant's store holds.
 
-What every call has in common lives in :meth:`TenantStore.run`: the script cache, the clock sample in each reply, an epoch
-that moved, a clock that stepped back a little, memory that is out. A reply that was lost is *unknown* and raised as such;
-nothing here sends a script twice on its own, except where the first is known not to have run (DESIGN section 6).
+What every call has in common lives in :meth:`TenantStore.run`: the script cache, the clock sample in each
+reply, an epoch that moved, a clock that stepped back a little, memory that is out. A reply that was lost is
+*unknown* and raised as such; nothing here sends a script twice on its own, except where the first is known
+not to have run (DESIGN section 6).
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ CLIENTS_PER_SESSION = 1000
 class TenantStore:
     """The scripts of one tenant over one shared connection.
 
-    ``on_epoch_moved`` decides whether a restarted server kept this tenant's data and raises its epoch; it raises
-    TenantLost where it did not.
+    ``on_epoch_moved`` decides whether a restarted server kept this tenant's data and raises its epoch; it
+    raises TenantLost where it did not.
     """
 
     def __init__(
@@ -63,7 +64,8 @@ class TenantStore:
     async def run(self, name: str, keys: Sequence[bytes], args: Sequence[Arg], authority: str) -> Reply:
         """Run one script; resolve what concerns the store as a whole, return every other answer.
 
-        Raises TenantLost, ClockRefusal, OutOfMemory, ReplyLost (outcome unknown) or StoreUnavailable (not sent).
+        Raises TenantLost, ClockRefusal, OutOfMemory, ReplyLost (outcome unknown) or StoreUnavailable (not
+        sent).
         """
         waited = moved = 0
         while True:
@@ -77,7 +79,9 @@ class TenantStore:
                 waited += 1
                 await self.clock.wait_out(reply.number(0))
             elif reply.code is Code.CLOCK_ROLLBACK:
-                raise ClockRefusal(f"the store's clock stepped back {reply.number(0)} ms; refused until it has caught up")
+                raise ClockRefusal(
+                    f"the store's clock stepped back {reply.number(0)} ms; refused until it has caught up"
+                )
             elif reply.code is Code.EPOCH_MOVED:
                 raise TenantLost("the store's replication id keeps changing")
             else:
@@ -96,16 +100,19 @@ class TenantStore:
         return reply
 
     def not_after(self, *bounds: int | None) -> int:
-        """The upper bound of a transition that starts now: the given ones and what a jumping clock may not pass.
+        """The upper bound of a transition that starts now: the given ones and what a jumping clock may not
+        pass.
 
         Raises ClockRefusal while the store's clock is suspect: nothing time-driven may be granted then.
         """
         if self.clock.suspect:
-            raise ClockRefusal("the store's clock jumped ahead; refused until samples agree again or an operator accepts it")
+            raise ClockRefusal(
+                "the store's clock jumped ahead; refused until samples agree again or an operator accepts it"
+            )
         return min([self.clock.not_after(), *(bound for bound in bounds if bound is not None)])
 
     async def admit(self, new: NewOperation, revisions: Revisions, guard: TimeGuard) -> Reply:
-        """Create one operation whole, or learn what its key holds (RT-ADM-24, RT-GUARD-01). One round trip."""
+        """Create one operation whole, or learn what its key holds (RT-ADM-24, RT-GUARD-01)."""
         k = self.keys
         keys = [k.meta, k.op(new.operation_id), k.due]
         if new.session_id:
@@ -140,7 +147,9 @@ class TenantStore:
         keys = [self.keys.meta, self.keys.op(operation_id)]
         if session_id:
             keys.append(self.keys.session(session_id))
-        return await self.run("lookup", keys, [revisions.authority, revisions.policy, intent], revisions.authority)
+        return await self.run(
+            "lookup", keys, [revisions.authority, revisions.policy, intent], revisions.authority
+        )
 
     async def open_session(self, new: NewSession, revisions: Revisions, guard: TimeGuard) -> Reply:
         """Create a session once, or learn the one that its id names."""
@@ -160,8 +169,12 @@ class TenantStore:
             "session_open", [self.keys.meta, self.keys.session(new.session_id)], args, revisions.authority
         )
 
-    async def claim(self, claim: Claim, revisions: Revisions, decision_expires_ms: int | None = None) -> Grant | Reply:
-        """Ask for a lease; a repeat by the holder of a live lease gives the same grant (RT-OWN-01, RT-OWN-10)."""
+    async def claim(
+        self, claim: Claim, revisions: Revisions, decision_expires_ms: int | None = None
+    ) -> Grant | Reply:
+        """Ask for a lease; a repeat by the holder of a live lease gives the same grant (RT-OWN-01,
+        RT-OWN-10).
+        """
         keys = self._lease_keys(claim.operation_id, claim.peer)
         if claim.session_id:
             keys.append(self.keys.session(claim.session_id))
@@ -180,7 +193,9 @@ class TenantStore:
         if reply.code is not Code.OK:
             return reply
         v = reply.values
-        lease = Lease(claim.operation_id, claim.branch, claim.peer, reply.text(0), reply.text(1), claim.holder)
+        lease = Lease(
+            claim.operation_id, claim.branch, claim.peer, reply.text(0), reply.text(1), claim.holder
+        )
         return Grant(
             lease=lease,
             attempt=claim.attempt,
@@ -194,8 +209,12 @@ class TenantStore:
             state_revision=reply.text(9),
         )
 
-    async def open_gate(self, lease: Lease, revisions: Revisions, decision_expires_ms: int | None = None) -> Reply:
-        """Record, before the handler is called, that it may be. A lost reply grants no call (DESIGN section 6)."""
+    async def open_gate(
+        self, lease: Lease, revisions: Revisions, decision_expires_ms: int | None = None
+    ) -> Reply:
+        """Record, before the handler is called, that it may be. A lost reply grants no call (DESIGN section
+        6).
+        """
         return await self._lease_verb("open", lease, revisions, self.not_after(decision_expires_ms))
 
     async def release(self, lease: Lease, revisions: Revisions) -> Reply:
@@ -203,13 +222,22 @@ class TenantStore:
         return await self._lease_verb("release", lease, revisions, self.not_after(), lease.operation_id)
 
     async def answer(self, lease: Lease, digest: str, body: bytes, revisions: Revisions) -> Reply:
-        """Store an answer and acknowledge its request in one step (RT-DUR-06). Evidence: policy is judged by the fold."""
-        return await self._lease_verb("answer", lease, revisions, self.not_after(), digest, body, lease.operation_id)
+        """Store an answer and acknowledge its request in one step (RT-DUR-06). Evidence: policy is judged by
+        the fold.
+        """
+        return await self._lease_verb(
+            "answer", lease, revisions, self.not_after(), digest, body, lease.operation_id
+        )
 
     async def renew(
-        self, leases: Sequence[Lease], lease_ms: int, revisions: Revisions, decision_expires_ms: int | None = None
+        self,
+        leases: Sequence[Lease],
+        lease_ms: int,
+        revisions: Revisions,
+        decision_expires_ms: int | None = None,
     ) -> Sequence[tuple[Code, int]]:
-        """Extend leases; per lease RENEWED with its new end in ms, or the code that refuses it (RT-OWN-04, RT-OWN-05).
+        """Extend leases; per lease RENEWED with its new end in ms, or the code that refuses it (RT-OWN-04,
+        RT-OWN-05).
 
         A refusal that concerns all of them (stale snapshot, window) comes back for each.
         """
@@ -267,7 +295,13 @@ class TenantStore:
         args: list[Arg] = [len(change.branches), len(change.sets), len(change.deletes), len(change.facts)]
         for branch in change.branches:
             old = op.branches[branch.index]
-            args += [branch.index, branch.assertion, "1" if branch.expired else "", op.words[branch.index], branch.words]
+            args += [
+                branch.index,
+                branch.assertion,
+                "1" if branch.expired else "",
+                op.words[branch.index],
+                branch.words,
+            ]
             args.append(self._position(keys, old.peer) if old.outbox is not None else 0)
             args.append(self._position(keys, branch.send_to) if branch.send_to is not None else 0)
             attempt = int(branch.words.split(" ")[2])
@@ -319,9 +353,13 @@ class TenantStore:
             k.op(next_id) if next_id else k.meta,
             peer_key,
         ]
-        return await self._session(session_id, "turn", keys, [busy, next_id, claim_timeout_ms, request], revisions)
+        return await self._session(
+            session_id, "turn", keys, [busy, next_id, claim_timeout_ms, request], revisions
+        )
 
-    async def purge(self, session_id: str, operations: Sequence[str], last: bool, revisions: Revisions) -> Reply:
+    async def purge(
+        self, session_id: str, operations: Sequence[str], last: bool, revisions: Revisions
+    ) -> Reply:
         """Turn settled operations of a closing session into tombstones; ``last`` closes the session."""
         k = self.keys
         keys = [
@@ -338,7 +376,9 @@ class TenantStore:
         """Move a client's cursor forward, never back and never beyond the head (DASP-CORE-012h)."""
         k = self.keys
         keys = [k.session(session_id), k.due, k.cursors(session_id)]
-        return await self._session(session_id, "cursor", keys, [client, cursor, CLIENTS_PER_SESSION], revisions)
+        return await self._session(
+            session_id, "cursor", keys, [client, cursor, CLIENTS_PER_SESSION], revisions
+        )
 
     async def _session(
         self, session_id: str, verb: str, keys: Sequence[bytes], args: Sequence[Arg], revisions: Revisions
@@ -354,7 +394,7 @@ class TenantStore:
         return await self.run("session", [self.keys.meta, *keys], [*head, *args], revisions.authority)
 
     async def raise_epoch(self, authority: str, stored: str, inspected: str, boundary: str) -> Reply:
-        """Accept the server that answers now under a higher epoch; the caller judged that it kept the data."""
+        """Accept the server that answers now under a higher epoch; the caller judged it kept the data."""
         return await self._once("epoch", [self.keys.meta], [authority, stored, inspected, boundary])
 
     def _lease_keys(self, operation_id: str, peer: str) -> list[bytes]:
@@ -375,4 +415,6 @@ class TenantStore:
             lease.holder,
             *more,
         ]
-        return await self.run("lease", self._lease_keys(lease.operation_id, lease.peer), args, revisions.authority)
+        return await self.run(
+            "lease", self._lease_keys(lease.operation_id, lease.peer), args, revisions.authority
+        )

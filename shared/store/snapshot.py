@@ -1,7 +1,7 @@
 """What a process knows of a tenant: the revisions it decides under, and what those revisions cover.
 
-Read as one, replaced as one. A script or read that answers *stale snapshot* makes the holder reload it once, whoever
-else asks meanwhile (single flight), and decide again.
+Read as one, replaced as one. A script or read that answers *stale snapshot* makes the holder reload it once,
+whoever else asks meanwhile (single flight), and decide again.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import asyncio
 import msgspec
 
 from shared.domain.credentials import TokenRecord
-from shared.store.connection import Connection, ReplyError
+from shared.store.connection import Connection
 from shared.store.keys import TENANTS, Keys
+from shared.store.reads import unrefused
 from shared.store.registry import PeerRecord, find_token
 from shared.store.replies import Revisions, TenantLost
 
@@ -64,7 +65,8 @@ class SnapshotSource:
         self._current = None
 
     async def token(self, snapshot: Snapshot, token_id: str) -> TokenRecord | None:
-        """A token's record, remembered for as long as the snapshot lives: revocation moves the policy revision.
+        """A token's record, remembered for as long as the snapshot lives: revocation moves the policy
+        revision.
 
         Unknown ids are not remembered, so that a token created later is found and a guesser fills no memory.
         """
@@ -94,12 +96,10 @@ class SnapshotSource:
             "retired",
             "clock_accepted",
         )
-        registered, row, members = await self._connection.pipeline(
+        replies = await self._connection.pipeline(
             ("HGET", TENANTS, self._tenant), meta, ("HVALS", self._keys.peers)
         )
-        for reply in (registered, row, members):
-            if isinstance(reply, ReplyError):
-                raise reply
+        registered, row, members = unrefused(replies)
         authority, policy, directory, epoch, boundary, retired, accepted = (
             value.decode() if value is not None else "" for value in row
         )

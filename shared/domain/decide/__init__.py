@@ -1,6 +1,7 @@
 """decide.apply(): what becomes of an operation, from evidence alone. Pure: no I/O, no clock, no randomness.
 
-The instant it is given is a hint for choosing; the guard and assertions of the returned change are the authority.
+The instant it is given is a hint for choosing; the guard and assertions of the returned change are the
+authority.
 """
 
 from __future__ import annotations

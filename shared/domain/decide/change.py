@@ -15,7 +15,8 @@ class BranchChange(msgspec.Struct, frozen=True):
     """New words for one branch and what must still hold of the old ones.
 
     ``same``: everything but ``until`` is as loaded; ``live``: the same grant is still pending and answered or
-    unexpired. ``expired`` also needs the lease to have run out. ``send_to`` names the peer whose outbox gets the offer.
+    unexpired. ``expired`` also needs the lease to have run out. ``send_to`` names the peer whose outbox gets
+    the offer.
     """
 
     index: int
@@ -28,7 +29,8 @@ class BranchChange(msgspec.Struct, frozen=True):
 class Change(msgspec.Struct, frozen=True):
     """One guarded replacement. Durations and bounds only; the script makes the instants (RT-TIME-04).
 
-    ``not_before_ms`` is inclusive, ``not_after_ms`` exclusive, None means unbounded above (RT-GUARD-04, RT-GUARD-05).
+    ``not_before_ms`` is inclusive, ``not_after_ms`` exclusive, None means unbounded above (RT-GUARD-04,
+    RT-GUARD-05).
     ``reservation`` is "replayable" or "quarantined" when the key's record moves in the same step.
     """
 
@@ -50,12 +52,12 @@ class Change(msgspec.Struct, frozen=True):
 
     @property
     def only_wakes(self) -> bool:
-        """Whether nothing but the wake-up changes: such a change asserts the revision and does not move it."""
+        """Whether only the wake-up changes: such a change asserts the revision and does not move it."""
         return not (self.branches or self.decision or self.phase or self.sets or self.deletes or self.facts)
 
 
 class Words(msgspec.Struct, frozen=True):
-    """Builds the words to store from a loaded branch, with the script's marks for what only the script knows."""
+    """Builds the words to store from a loaded branch, with marks for what only the script knows."""
 
     branch: Branch
 

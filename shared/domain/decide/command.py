@@ -1,7 +1,7 @@
 """Deciding one-branch work: session commands.
 
-What follows a lost worker is decided by the gate and the declared effects alone (REQUIREMENTS, "how an operation
-closed"): a closed gate proves that the handler was not called, an open one proves nothing.
+What follows a lost worker is decided by the gate and the declared effects alone (REQUIREMENTS, "how an
+operation closed"): a closed gate proves that the handler was not called, an open one proves nothing.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def apply(op: Operation, terms: Terms, event: Event, now_ms: int) -> Change | No
 
 
 def _rearm(op: Operation, at_ms: int) -> Change | None:
-    """Wake-ups are re-armed lazily; one that is already right is left alone (a pass over healthy work writes nothing)."""
+    """Wake-ups are re-armed lazily; one that is already right is left alone (a pass over healthy work writes
+    nothing).
+    """
     at_ms = min(at_ms, op.deadline_ms)
     return None if op.wake_ms == at_ms else Change(wake_at_ms=at_ms)
 
@@ -86,7 +88,9 @@ def _next_peer(op: Operation) -> str:
     return (later or list(candidates) or [current])[0]
 
 
-def _offer(op: Operation, terms: Terms, *, peer: str, attempt: int, claims: int, not_before: int, expired: bool) -> Change:
+def _offer(
+    op: Operation, terms: Terms, *, peer: str, attempt: int, claims: int, not_before: int, expired: bool
+) -> Change:
     branch = op.branches[0]
     words = Words(branch).offered(
         peer=peer,
@@ -120,7 +124,9 @@ def _retry_due(op: Operation, terms: Terms) -> Change:
 
 
 def _unclaimed(op: Operation, terms: Terms) -> Change:
-    """Nobody claimed the offer: another eligible peer is a new attempt, the same peer is the same attempt again."""
+    """Nobody claimed the offer: another eligible peer is a new attempt, the same peer is the same attempt
+    again.
+    """
     branch = op.branches[0]
     peer = _next_peer(op)
     moved = peer != branch.peer
@@ -141,7 +147,13 @@ def _lost(op: Operation, terms: Terms, now_ms: int) -> Change | None:
     branch = op.branches[0]
     if branch.gate == "closed":
         if branch.claims >= terms.max_claims:
-            return _end(op, terms, _FAILED, "claims-exhausted", f"{branch.claims} workers were lost before the work began")
+            return _end(
+                op,
+                terms,
+                _FAILED,
+                "claims-exhausted",
+                f"{branch.claims} workers were lost before the work began",
+            )
         return _offer(
             op,
             terms,
@@ -156,7 +168,13 @@ def _lost(op: Operation, terms: Terms, now_ms: int) -> Change | None:
     if branch.attempt >= terms.max_attempts:
         if terms.effects == "none":
             return _end(op, terms, _FAILED, "attempts-exhausted", f"no answer in {branch.attempt} attempts")
-        return _end(op, terms, _UNCERTAIN, "attempts-exhausted", f"no answer in {branch.attempt} attempts, any may have acted")
+        return _end(
+            op,
+            terms,
+            _UNCERTAIN,
+            "attempts-exhausted",
+            f"no answer in {branch.attempt} attempts, any may have acted",
+        )
     if now_ms + terms.backoff_ms >= op.deadline_ms:
         return _rearm(op, op.deadline_ms)
     return _retry(op, terms, lost=True, not_before=branch.until_ms)
@@ -196,13 +214,17 @@ _TIMED_OUT_ANSWERED = _Ending("failed", "complete", "indeterminate", "uncertain"
 
 
 def _at_deadline(op: Operation, terms: Terms) -> Change:
-    """Answers present now are late: no vote (RT-GUARD-13); what may have happened decides between failed and uncertain."""
+    """Answers present now are late: no vote (RT-GUARD-13); what may have happened decides between failed and
+    uncertain.
+    """
     branch = op.branches[0]
     answered = branch.gate == "answered"
     if terms.effects == "none" or not (answered or branch.gate == "open" or op.tallies.lost):
         return _end(op, terms, _FAILED, "timeout", "the deadline passed", at_deadline=True)
     row = _TIMED_OUT_ANSWERED if answered and not op.tallies.lost else _TIMED_OUT_OPEN
-    return _end(op, terms, row, "timeout", "the deadline passed after the work may have begun", at_deadline=True)
+    return _end(
+        op, terms, row, "timeout", "the deadline passed after the work may have begun", at_deadline=True
+    )
 
 
 def _session_closed(op: Operation, terms: Terms) -> Change:
@@ -220,7 +242,9 @@ def _end(
     at_deadline: bool = False,
     output: msgspec.Raw | None = None,
 ) -> Change:
-    """Close without an accepted success. ``same`` guards it: whatever happened to the lease since loading refuses it."""
+    """Close without an accepted success. ``same`` guards it: whatever happened to the lease since loading
+    refuses it.
+    """
     branch = op.branches[0]
     lost = not at_deadline and branch.holder is not None
     change = BranchChange(0, "same", Words(branch).ended(row.branch), expired=lost)
@@ -275,14 +299,20 @@ def _fold(op: Operation, terms: Terms, stored: StoredAnswer, now_ms: int) -> Cha
         error = CommandError(answer.refused.code, answer.refused.message, retryable=False)
         return _folded(op, terms, _FAILED, "refused", Outcome("failed", None, error))
     output = answer.result
-    assert output is not None, "an answer is a result or a refusal"
+    assert output is not msgspec.UNSET, "an answer is a result or a refusal"
     result = json.loads(bytes(output))
     if terms.retryable(result):
         return _fold_retryable(op, terms, output, now_ms)
     if not terms.succeeds(result):
-        error = CommandError("unsuccessful", "the result does not meet the contract's success condition", retryable=False)
+        error = CommandError(
+            "unsuccessful", "the result does not meet the contract's success condition", retryable=False
+        )
         return _folded(op, terms, _FAILED, "unsuccessful", Outcome("failed", output, error))
-    if answer.state is not None and op.seat is not None and answer.state_revision != op.seat.state_revision:
+    if (
+        answer.state is not msgspec.UNSET
+        and op.seat is not None
+        and answer.state_revision != op.seat.state_revision
+    ):
         row = _FAILED if terms.effects == "none" else _UNCERTAIN
         error = CommandError("state-moved", "the answer was made from another view state", retryable=False)
         return _folded(op, terms, row, "state-moved", Outcome(row.outcome, None, error))
@@ -305,10 +335,14 @@ def _folded(
     state = None
     if answer is not None:
         updates = tuple(
-            Fact("application", op.admission.command_id, b'{"name":"%b","data":%b}' % (u.name.encode(), bytes(u.data)))
+            Fact(
+                "application",
+                op.admission.command_id,
+                b'{"name":"%b","data":%b}' % (u.name.encode(), bytes(u.data)),
+            )
             for u in answer.updates
         )
-        state = bytes(answer.state) if answer.state is not None else None
+        state = bytes(answer.state) if answer.state is not msgspec.UNSET else None
     branch: Branch = op.branches[0]
     return _settled(
         op,
