@@ -27,8 +27,8 @@ class FaultProxy:
     """Stands between a client and the store at ``upstream`` (a store URL); clients use :attr:`url`.
 
     It runs in the test's own event loop and starts passing everything on. A mode holds for present and later
-    connections until another is set. A connection that lost a reply never passes one again: a client must not be
-    able to take one reply for another, as no network would do that either.
+    connections until another is set. A connection that lost a reply never passes one again: a client must not
+    be able to take one reply for another, as no network would do that either.
     """
 
     def __init__(self, upstream: str, tls: ssl.SSLContext | None = None) -> None:
@@ -64,7 +64,10 @@ class FaultProxy:
         self._set(_Mode.PASS, delay_s=seconds)
 
     def cut_after(self, replies: int) -> None:
-        """Pass so many more replies (over all connections), cut instead of the next, then pass everything on."""
+        """Pass so many more replies, cut instead of the next one, then pass everything on.
+
+        Counts over all connections, the reply to a new connection's greeting included.
+        """
         self._set(_Mode.CUT)
         self._replies_left = replies
 
@@ -86,9 +89,7 @@ class FaultProxy:
         for task in self._tasks:
             task.cancel()
 
-    def _set(
-        self, mode: _Mode, delay_s: float = 0.0, requests: bool = True, replies: bool = True
-    ) -> None:
+    def _set(self, mode: _Mode, delay_s: float = 0.0, requests: bool = True, replies: bool = True) -> None:
         self._mode = mode
         self._delay_s = delay_s
         for event, open_now in ((self._requests, requests), (self._replies, replies)):
@@ -162,31 +163,27 @@ class FaultProxy:
                 dropping = dropping or self._mode is _Mode.DROP_REPLIES
                 if dropping:
                     continue
-                if self._mode is _Mode.CUT:
-                    chunk = self._whole_replies(counter, chunk)
-                queue.put_nowait((loop.time() + self._delay_s, chunk))
-                if self._mode is _Mode.CUT and self._replies_left < 0:
+                passed, ends = self._until_cut(counter, chunk) if self._mode is _Mode.CUT else (chunk, False)
+                if passed:
+                    queue.put_nowait((loop.time() + self._delay_s, passed))
+                if ends:
                     self.pass_on()
                     break
-            # What is already due goes out before the connection ends.
+            # What passed before the end still arrives.
             queue.put_nowait((0.0, b""))
             await sender
         finally:
             sender.cancel()
 
-    def _whole_replies(self, counter: hiredis.Reader, chunk: bytes) -> bytes:
-        """The part of ``chunk`` that completes the replies still to be passed; counts them."""
-        for end, byte in enumerate(chunk):
-            counter.feed(bytes([byte]))
-            if counter.gets() is False:
-                continue
-            self._replies_left -= 1
-            if self._replies_left < 0:
-                return b""
-            if self._replies_left == 0 and end + 1 < len(chunk):
-                self._replies_left = -1
-                return chunk[: end + 1]
-        return chunk
+    def _until_cut(self, counter: hiredis.Reader, chunk: bytes) -> tuple[bytes, bool]:
+        """What of ``chunk`` still passes, and whether the connection ends after it."""
+        for index in range(len(chunk)):
+            if self._replies_left == 0:
+                return chunk[:index], True
+            counter.feed(chunk[index : index + 1])
+            if counter.gets() is not False:
+                self._replies_left -= 1
+        return chunk, False
 
     @staticmethod
     async def _send_when_due(queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
