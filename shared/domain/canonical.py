@@ -45,8 +45,8 @@ _WRITE_PLAIN: Final = (
     | orjson.OPT_PASSTHROUGH_SUBCLASS
 )
 # How orjson ends the floats it writes: a fraction, or an exponent. Each pattern begins with one literal byte,
-# which the search jumps to; what stands before an exponent's sign is looked at afterwards. Text inside a string
-# may look alike, which only costs a second reading.
+# which the search jumps to; what stands before an exponent's sign is looked at afterwards. Text inside a
+# string may look alike, which only costs a second reading.
 _FRACTION: Final = re.compile(rb"\.[0-9]+(?:e[+-]?[0-9]+)?(?:[,\]}]|\Z)")
 _GROWING: Final = re.compile(rb"\+(?<=e\+)[0-9]+(?:[,\]}]|\Z)")
 _SHRINKING: Final = re.compile(rb"-(?<=e-)[0-9]+(?:[,\]}]|\Z)")

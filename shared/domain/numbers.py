@@ -15,8 +15,6 @@ import math
 import re
 from typing import Final
 
-import rfc8785
-
 from shared.domain.ids import MAX_SAFE
 
 _TOKEN: Final = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?)([0-9]+))?")
@@ -62,25 +60,26 @@ def _exponent(digits: str) -> int:
     return int(significant or "0") if len(significant) < 10 else _ENDLESS
 
 
-def _safe(negative: bool, digits: str, power: int) -> int | None:
-    """The integer, or nothing where it leaves the safe range; ``power`` is not negative."""
-    if len(digits) + power > _SAFE_DIGITS:
-        return None
-    magnitude = int((digits or "0") + "0" * power)
-    if magnitude > MAX_SAFE:
-        return None
-    return -magnitude if negative else magnitude
+def _literal(token: str) -> int:
+    """The value of an integer literal; its length is looked at first, since reading a long one is slow."""
+    if len(token.lstrip("-")) > _SAFE_DIGITS or abs(value := int(token)) > MAX_SAFE:
+        raise BadNumber(UNSAFE)
+    return value
 
 
 def session_number(token: str) -> int:
     """The safe integer a token of a session payload means; raises BadNumber for all others (DASPX-05)."""
-    negative, digits, power = _decompose(token)
-    if power < 0:
+    if token.lstrip("-").isdigit():
+        return _literal(token)
+    rounded = float(token)
+    if not rounded.is_integer() and not math.isinf(rounded):
         raise BadNumber(FRACTION)
-    value = _safe(negative, digits, power)
-    if value is None:
+    if abs(rounded) > MAX_SAFE:
         raise BadNumber(UNSAFE)
-    return value
+    # Only a value this close to an integer can be one; whether it is, its rounded form no longer tells.
+    if _decompose(token)[2] < 0:
+        raise BadNumber(FRACTION)
+    return int(rounded)
 
 
 def invocation_number(token: str) -> int | float:
@@ -89,18 +88,17 @@ def invocation_number(token: str) -> int | float:
 
     Raises BadNumber (RT-CAN-03, RT-CAN-04). Minus zero is 0, as RFC 8785 writes it.
     """
-    negative, digits, power = _decompose(token)
-    if power >= 0:
-        value = _safe(negative, digits, power)
-        if value is not None:
-            return value
-        if token.lstrip("-").isdigit():
-            raise BadNumber(UNSAFE)
+    if token.lstrip("-").isdigit():
+        return _literal(token)
     rounded = float(token)
     if math.isinf(rounded):
         raise BadNumber(INFINITE)
-    if power >= 0 and _decompose(rfc8785.dumps(rounded).decode()) != (negative, digits, power):
-        raise BadNumber(INEXACT)
-    if rounded.is_integer() and abs(rounded) <= MAX_SAFE:
+    if not rounded.is_integer():
+        return rounded
+    if abs(rounded) <= MAX_SAFE:
         return int(rounded)
+    # Python's repr and RFC 8785 both write the shortest digits that read back as the same double.
+    exact = _decompose(token)
+    if exact[2] >= 0 and exact != _decompose(repr(rounded)):
+        raise BadNumber(INEXACT)
     return rounded
