@@ -136,7 +136,7 @@ def refusal(durability: Durability) -> str | None:
             "promises; set it to noeviction"
         )
     if durability.boundary is Boundary.UNKNOWN and durability.declared in (None, Boundary.UNKNOWN):
-        return "the store refuses INFO or CONFIG GET, so its durability is unknown; allow both, or declare the boundary"
+        return "the store refuses INFO or CONFIG GET, its durability is unknown: allow them or declare it"
     if is_below_declared(durability):
         return f"the store's durability is {durability.boundary}, below the declared {durability.declared}"
     return None
