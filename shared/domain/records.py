@@ -92,8 +92,9 @@ class Branch(msgspec.Struct, frozen=True):
     def words(self) -> str:
         """The stored form."""
         return (
-            f"{self.status} {self.peer} {self.attempt} {self.epoch} {self.fence} {self.holder or '-'} "
-            f"{self.until_ms} {self.gate} {self.claims} {self.next_ms} {self.outbox or '-'} {self.digest or '-'}"
+            f"{self.status} {self.peer} {self.attempt} {self.epoch} {self.fence} "
+            f"{self.holder or '-'} {self.until_ms} {self.gate} {self.claims} {self.next_ms} "
+            f"{self.outbox or '-'} {self.digest or '-'}"
         )
 
 
