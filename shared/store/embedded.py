@@ -175,7 +175,7 @@ class EmbeddedStore:
         """
         if self.running:
             raise EmbeddedStoreError(f"the store in {self.directory} is already running")
-        self.stop()
+        self._end(b"T")
         binary = self._binary or find_server_binary()
         self._make_directories()
         lock = self._lock(lock_within)

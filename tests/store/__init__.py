@@ -1,0 +1,1 @@
+"""The store layer against a real server."""
