@@ -1,0 +1,161 @@
+"""Logs and metrics of both services.
+
+Log lines carry ids and codes, never payloads, tokens or other secrets. Metric labels come from closed sets
+(routes, codes, statuses), never from ids, so that no caller can grow the number of series.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import MutableMapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+import structlog
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    REGISTRY,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+    start_http_server,
+)
+
+from shared.config import OFF, StoreSettings
+
+METRICS_CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+REQUESTS: Final = Counter(
+    "lockgate_http_requests",
+    "HTTP requests answered, by route template",
+    ("service", "route", "method", "status"),
+)
+REQUEST_SECONDS: Final = Histogram(
+    "lockgate_http_request_seconds",
+    "Time to answer an HTTP request, streams excluded",
+    ("service", "route"),
+    buckets=_SECONDS,
+)
+UNDER_WAY: Final = Gauge("lockgate_http_requests_under_way", "HTTP requests being served", ("service",))
+STREAMS: Final = Gauge("lockgate_streams", "Open update streams")
+ADMISSIONS: Final = Counter(
+    "lockgate_admissions",
+    "Commands and invocations judged, by disposition or the code of the refusal",
+    ("family", "result"),
+)
+STALE_SNAPSHOTS: Final = Counter(
+    "lockgate_stale_snapshots", "Decisions repeated because a revision had moved", ("service",)
+)
+LOST_REPLIES: Final = Counter(
+    "lockgate_lost_replies", "Store replies that were lost and resolved by identity", ("service",)
+)
+LEASES: Final = Counter("lockgate_leases", "Lease verbs answered by the store, by code", ("verb", "code"))
+HANDLER_CALLS: Final = Counter("lockgate_handler_calls", "Handler calls, by how they ended", ("result",))
+HANDLER_SECONDS: Final = Histogram(
+    "lockgate_handler_seconds", "Time a handler took to answer", buckets=_SECONDS
+)
+SETTLED: Final = Counter("lockgate_settled", "Operations settled, by outcome", ("outcome",))
+REPLACES: Final = Counter("lockgate_replaces", "Guarded replacements, by the store's code", ("code",))
+PARKED: Final = Counter("lockgate_parked", "Operations set aside because deciding about them failed")
+
+_TOKEN: Final = re.compile(r"lg1\.([a-z0-9-]{1,63})\.[0-9a-f]{8}\.([0-9a-f]{16})\.[A-Za-z0-9_-]+")
+_URL_LOGIN: Final = re.compile(r"(\b[a-z]+://)[^/@\s]*@")
+_LEVELS: Final = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+
+def _redact(text: str) -> str:
+    return _URL_LOGIN.sub(r"\1***@", _TOKEN.sub(r"lg1.\1.***.\2.***", text))
+
+
+def _redacted(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """The last guard: whatever text reaches a log line, a token's secret or a store password does not."""
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = _redact(value)
+    return event
+
+
+def configure_logs(settings: StoreSettings, service: str) -> None:
+    """Send every log line of the process, ours and the libraries', to stderr in one form."""
+    shared: list[structlog.types.Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        lambda _logger, _method, event: {"service": service, **event},
+        structlog.processors.format_exc_info,
+        _redacted,
+    ]
+    written: structlog.types.Processor = (
+        structlog.processors.JSONRenderer()
+        if settings.log_format == "json"
+        else structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+    )
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[settings.log_level]),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.ExtraAdder(), *shared],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, written],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(_LEVELS[settings.log_level])
+    # One line per request is what metrics are for; a server's own chatter is told by ours.
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "httpx", "httpcore"):
+        logging.getLogger(name).handlers.clear()
+        logging.getLogger(name).setLevel(max(logging.WARNING, _LEVELS[settings.log_level]))
+    logging.getLogger("uvicorn").propagate = True
+
+
+def logger(name: str) -> Any:
+    """A logger of key-value lines: ``log.info("event", key=value)``."""
+    return structlog.get_logger(name)
+
+
+def metrics_page() -> bytes:
+    """Every metric of the process in the Prometheus text form."""
+    return generate_latest(REGISTRY)
+
+
+class MetricsServer:
+    """``/metrics`` on a port of its own, in a thread of its own; nothing where the port is off."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._wanted = host, port
+        self._running: Any = None
+
+    @property
+    def port(self) -> int:
+        """The port in use, ``OFF`` where none is."""
+        return int(self._running[0].server_port) if self._running else OFF
+
+    def __enter__(self) -> Self:
+        if self._wanted != OFF:
+            self._running = start_http_server(self._wanted, self._host)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._running:
+            server, thread = self._running
+            server.shutdown()
+            server.server_close()
+            thread.join()
+            self._running = None
