@@ -50,6 +50,10 @@ end
 
 if verb == 'turn' then
   if session[1] ~= 'open' then
+    -- While its commands still run a closing session has nothing to wake up for: the last of them to end wakes it.
+    if session[4] ~= '0' then
+      redis.call('ZREM', KEYS[3], turn)
+    end
     return { 'SESSION_CLOSING', now }
   end
   local busy, next_id = ARGV[7], ARGV[8]
