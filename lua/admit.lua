@@ -15,8 +15,9 @@
 --   (RT-ADM-24, DASP-CORE-004a); every branch starts with attempt 1 and fence 1 (RT-SEL-05); instants are made here
 --   (RT-TIME-03, RT-TIME-04).
 --@include enter
---@include branch
 --@include recorded
+local MAX_BRANCHES = 1024 -- unpack() gives up near 8,000 values
+local END_OF_STREAM = '18446744073709551615-18446744073709551615'
 local now = now_ms()
 local meta, refusal = enter(KEYS[1], now, ARGV[1], ARGV[2])
 if refusal then
@@ -52,15 +53,10 @@ local deadline = now + timeout
 if timeout < 1 or deadline > MAX_SAFE then
   return { 'INVALID', now, 'timeout' }
 end
--- Every key is read with its own type before the first write: a wrong-typed key refuses the whole admission.
-redis.call('ZCARD', KEYS[3])
 local outbox_at = in_session and 6 or 3
 local branches = tonumber(ARGV[17])
 if branches < 1 or branches > MAX_BRANCHES or #ARGV ~= 17 + 2 * branches then
   return { 'INVALID', now, 'branches' }
-end
-for i = 1, branches do
-  redis.call('XLEN', KEYS[outbox_at + i])
 end
 local seat, sequence = 'none', 0
 if in_session then
@@ -68,39 +64,55 @@ if in_session then
   if sequence > MAX_SAFE - 1000000 then
     return { 'SEQUENCE_EXHAUSTED', now }
   end
-  redis.call('XLEN', KEYS[5])
-  local waiting = redis.call('ZCARD', KEYS[6])
   if ARGV[6] == 's' then
-    seat = (session[3] == '' and waiting == 0) and 'busy' or 'queued'
+    seat = session[3] == '' and 'busy' or 'queued'
   end
-  redis.call('XADD', KEYS[5], whole(sequence) .. '-0', 'k', 'accepted', 'c', ARGV[15], 'p', ARGV[16], 't', whole(now))
+end
+-- Streams and queue are read with their own types before the first write, and the first write is the one to the key
+-- that was not read: a key of another type refuses the whole admission, not its second half.
+local read = { 'COUNT', 1, 'STREAMS' }
+for i = in_session and 5 or 4, #KEYS do
+  if i ~= 6 or not in_session then
+    read[#read + 1] = KEYS[i]
+  end
+end
+for _ = 4, #read do
+  read[#read + 1] = END_OF_STREAM
+end
+redis.call('XREAD', unpack(read))
+if seat == 'queued' then
+  redis.call('ZCARD', KEYS[6])
 end
 local claim_by = math.min(deadline, now + claim_timeout)
-local fields = { 'v', '1', 'admission', ARGV[10], 'input', ARGV[11], 'intent', ARGV[7],
-                 'at', whole(now) .. ' ' .. whole(deadline) .. ' ' .. whole(sequence),
-                 'rev', '1', 'phase', 'admitted', 'reservation', 'pending' }
+redis.call('ZADD', KEYS[3], seat == 'queued' and deadline or claim_by, ARGV[13])
+if in_session then
+  redis.call('XADD', KEYS[5], string.format('%.0f-0', sequence), 'k', 'accepted', 'c', ARGV[15], 'p', ARGV[16],
+    't', now)
+  if seat == 'queued' then
+    redis.call('ZADD', KEYS[6], sequence, ARGV[13])
+  end
+end
+local fields = { 'v', 1, 'rev', 1, 'phase', 'admitted', 'reservation', 'pending',
+                 'at', string.format('%.0f %.0f %.0f', now, deadline, sequence), 'intent', ARGV[7],
+                 'admission', ARGV[10] }
 for i = 1, branches do
-  local peer, message = ARGV[16 + 2 * i], ARGV[17 + 2 * i]
-  local entry, offered_until = '-', '0'
+  local peer, entry, offered_until = ARGV[16 + 2 * i], '-', 0
   if seat ~= 'queued' then
-    entry = redis.call('XADD', KEYS[outbox_at + i], '*', 'k', 'request', 'o', ARGV[13], 'b', i - 1, 'a', '1',
-      's', ARGV[14], 'm', message)
-    offered_until = whole(claim_by)
+    entry = redis.call('XADD', KEYS[outbox_at + i], '*', 'k', 'request', 'o', ARGV[13], 'b', i - 1, 'a', 1,
+      's', ARGV[14], 'm', ARGV[17 + 2 * i])
+    offered_until = claim_by
   end
   fields[#fields + 1] = 'b:' .. (i - 1)
-  fields[#fields + 1] = format_branch({ 'pending', peer, '1', meta.epoch, '1', '-', offered_until, 'closed', '0', '0',
-                                        entry, '-' })
+  fields[#fields + 1] = string.format('pending %s 1 %s 1 - %.0f closed 0 0 %s -', peer, meta.epoch, offered_until, entry)
 end
+-- The largest last: every field before it is added to a short list.
+fields[#fields + 1], fields[#fields + 2] = 'input', ARGV[11]
 redis.call('HSET', KEYS[2], unpack(fields))
-redis.call('ZADD', KEYS[3], seat == 'queued' and whole(deadline) or whole(claim_by), ARGV[13])
 if in_session then
-  if seat == 'queued' then
-    redis.call('ZADD', KEYS[6], whole(sequence), ARGV[13])
-  end
-  redis.call('HSET', KEYS[4], 'head', whole(sequence), 'busy', seat == 'busy' and ARGV[13] or session[3],
+  redis.call('HSET', KEYS[4], 'head', sequence, 'busy', seat == 'busy' and ARGV[13] or session[3],
     'pending', session[5] + 1, 'commands', session[6] + 1)
 end
-redis.call('HSET', KEYS[1], 'last_ms', whole(now), 'used_operations', whole(meta.operations + 1),
-  'used_bytes', whole(meta.bytes + #ARGV[10] + #ARGV[11]))
+redis.call('HSET', KEYS[1], 'last_ms', now, 'used_operations', meta.operations + 1,
+  'used_bytes', meta.bytes + #ARGV[10] + #ARGV[11])
 wake(ARGV[12])
-return { 'OK', now, whole(sequence), whole(deadline), seat, meta.epoch }
+return { 'OK', now, sequence, deadline, seat, meta.epoch }

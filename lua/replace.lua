@@ -27,6 +27,7 @@ local meta, refusal = enter(KEYS[1], now, ARGV[1], ARGV[2])
 if refusal then
   return refusal
 end
+local NEXT_TURN = '-' -- busy: the seat is free for the first in the queue
 local RANK = { admitted = 1, active = 2, closed = 3, settled = 4 }
 local op = redis.call('HMGET', KEYS[2], 'rev', 'phase', 'at', 'decision', 'reservation', 'tombstone')
 if not op[1] or op[6] then
@@ -229,12 +230,13 @@ if session then
       else
         busy = ''
         if waiting > 0 then
-          turn_at = whole(now)
+          -- Kept for the next in the queue: an admission may only take a seat that nobody waits for.
+          busy, turn_at = NEXT_TURN, now
         end
       end
     end
     if session[1] == 'closing' and pending == 0 then
-      turn_at = turn_at or whole(now)
+      turn_at = turn_at or now
     end
     if ARGV[19] == '1' then
       halted = operation

@@ -33,6 +33,7 @@ refusal = outside(meta, now, 0, tonumber(ARGV[4]))
 if refusal then
   return refusal
 end
+local NEXT_TURN = '-' -- busy: the seat is free for the first in the queue
 local verb, turn = ARGV[1], 'turn:' .. ARGV[6]
 redis.call('ZCARD', KEYS[3])
 
@@ -60,7 +61,7 @@ if verb == 'turn' then
   if session[2] ~= busy or (redis.call('ZRANGE', KEYS[4], 0, 0)[1] or '') ~= next_id then
     return { 'CONFLICT', now }
   end
-  if busy ~= '' then
+  if busy ~= '' and busy ~= NEXT_TURN then
     local r = redis.call('HMGET', KEYS[5], 'phase', 'b:0')
     local b = parse_branch(r[2])
     if r[1] ~= 'settled' then

@@ -2,8 +2,6 @@
 -- status peer attempt epoch fence holder until gate claims next outbox digest
 local STATUS, PEER, ATTEMPT, EPOCH, FENCE, HOLDER = 1, 2, 3, 4, 5, 6
 local UNTIL, GATE, CLAIMS, NEXT, OUTBOX, DIGEST = 7, 8, 9, 10, 11, 12
--- unpack() gives up near 8,000 values; the admission budget is far below.
-local MAX_BRANCHES = 1024
 local BRANCH_PATTERN = '^(%S+) (%S+) (%d+) (%d+) (%d+) (%S+) (%d+) (%S+) (%d+) (%d+) (%S+) (%S+)$'
 
 local function parse_branch(raw)

@@ -4,10 +4,8 @@
 local function recorded(op_key, now, intent)
   local r = redis.call('HMGET', op_key, 'v', 'intent', 'at', 'phase', 'tombstone', 'outcome_seq')
   if not r[1] then
-    if redis.call('EXISTS', op_key) == 1 then
-      return { 'CORRUPT', now }
-    end
-    return nil
+    -- A record without its version is damaged, which is not absence (KEYX-24).
+    return (r[2] or r[3] or r[4] or r[5]) and { 'CORRUPT', now } or nil
   end
   if r[5] then
     return { r[5] == '' and 'EXPIRED' or 'CONFLICT', now }

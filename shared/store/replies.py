@@ -10,6 +10,10 @@ from shared.domain.errors import Unavailable
 from shared.store.codes import Code
 
 
+NEXT_TURN = "-"
+"""``busy`` of a session whose seat is free for the first command in its queue, and for no other."""
+
+
 class StoreRefusal(Unavailable):
     """The store answers, but may not serve this tenant now; safe to repeat later."""
 

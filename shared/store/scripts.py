@@ -20,6 +20,7 @@ from shared.store.codes import Code
 from shared.store.connection import Connection, ReplyError, evalsha
 from shared.store.keys import Keys
 from shared.store.replies import (
+    NEXT_TURN,
     Claim,
     ClockRefusal,
     Grant,
@@ -349,7 +350,7 @@ class TenantStore:
             k.session(session_id),
             k.due,
             k.queue(session_id),
-            k.op(busy) if busy else k.meta,
+            k.op(busy) if busy not in ("", NEXT_TURN) else k.meta,
             k.op(next_id) if next_id else k.meta,
             peer_key,
         ]

@@ -164,6 +164,8 @@ async def test_deadline_beyond_safe_integers_is_refused_before_mutation(world: W
 @pytest.mark.parametrize("key", ["due", "outbox", "updates", "queue", "session", "op"])
 async def test_wrong_typed_key_refuses_the_whole_admission(world: World, key: str) -> None:
     await world.open()
+    if key == "queue":
+        await world.admit(world.command("c0"))
     new = world.command()
     k = world.keys
     name = {
