@@ -27,7 +27,8 @@ test: setup
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 lint: setup lengths
-	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check -q $(SOURCES)
+	$(BIN)/ruff check -q $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

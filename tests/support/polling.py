@@ -6,14 +6,18 @@ import inspect
 import time
 from asyncio import sleep
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 
 
+@overload
 async def wait_until(
-    condition: Callable[[], T | Awaitable[T]], timeout: float = 10.0, every: float = 0.01
-) -> T:
+    condition: Callable[[], Awaitable[T]], timeout: float = ..., every: float = ...
+) -> T: ...
+@overload
+async def wait_until(condition: Callable[[], T], timeout: float = ..., every: float = ...) -> T: ...
+async def wait_until(condition: Callable[[], Any], timeout: float = 10.0, every: float = 0.01) -> Any:
     """Poll until the condition holds and return what it returned; AssertionError after ``timeout`` seconds.
 
     The condition may be a coroutine function. It is looked at once more after the deadline, so a machine
@@ -23,7 +27,7 @@ async def wait_until(
     while True:
         late = time.monotonic() >= deadline
         found = condition()
-        value: T = await found if inspect.isawaitable(found) else found
+        value = await found if inspect.isawaitable(found) else found
         if value:
             return value
         if late:
