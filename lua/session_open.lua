@@ -31,8 +31,9 @@ refusal = outside(meta, now, tonumber(ARGV[3]), tonumber(ARGV[4]))
 if refusal then
   return refusal
 end
-redis.call('HSET', KEYS[2], 'v', '1', 'phase', 'open', 'actor', ARGV[5], 'profile', ARGV[6], 'profile_version', ARGV[7],
-  'contract', ARGV[8], 'owner', ARGV[9], 'head', '0', 'state', ARGV[10], 'state_rev', '0', 'busy', '', 'halted', '',
-  'pending', '0', 'commands', '0', 'opened_ms', whole(now))
-redis.call('HSET', KEYS[1], 'last_ms', whole(now))
+-- Fields are found by walking a short list: those that every admission reads come first, the largest last.
+redis.call('HSET', KEYS[2], 'phase', 'open', 'head', 0, 'busy', '', 'halted', '', 'pending', 0, 'commands', 0,
+  'state_rev', 0, 'v', 1, 'owner', ARGV[9], 'actor', ARGV[5], 'profile', ARGV[6], 'profile_version', ARGV[7],
+  'contract', ARGV[8], 'opened_ms', now, 'state', ARGV[10])
+redis.call('HSET', KEYS[1], 'last_ms', now)
 return { 'OK', now, ARGV[9], '0' }

@@ -57,18 +57,24 @@ async def store_now_ms(connection: Connection) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-async def _meta_fields(connection: Connection, authority: str) -> list[str | int]:
+async def _meta_fields(
+    connection: Connection, authority: str, epoch: int, policy: int, directory: int
+) -> list[str | int]:
+    """A fresh ``meta``. Fields are found by walking a short list: what every script reads comes first."""
     durability = await inspect(connection)
-    return [
-        "authority",
-        authority,
-        "replid",
-        durability.replid or "",
-        "boundary",
-        durability.boundary,
-        "last_ms",
-        await store_now_ms(connection),
-    ]
+    now = await store_now_ms(connection)
+    values: dict[str, str | int] = {
+        "authority": authority,
+        "replid": durability.replid or "",
+        "epoch": epoch,
+        "policy_rev": policy,
+        "last_ms": now,
+        "dir_rev": directory,
+        "used_operations": 0,
+        "used_bytes": 0,
+        "boundary": durability.boundary,
+    }
+    return [part for pair in values.items() for part in pair]
 
 
 async def create_tenant(connection: Connection, tenant: str) -> str:
@@ -80,24 +86,8 @@ async def create_tenant(connection: Connection, tenant: str) -> str:
     authority = secrets.token_hex(16)
     if not await connection.call("HSETNX", TENANTS, tenant, authority):
         raise Conflict(f"tenant {tenant} exists already; if its store was lost, adopt it")
-    fields = await _meta_fields(connection, authority)
-    await connection.call(
-        "HSET",
-        Keys(tenant).meta,
-        *fields,
-        "epoch",
-        1,
-        "policy_rev",
-        1,
-        "dir_rev",
-        1,
-        "retired",
-        "",
-        "used_operations",
-        0,
-        "used_bytes",
-        0,
-    )
+    fields = await _meta_fields(connection, authority, 1, 1, 1)
+    await connection.call("HSET", Keys(tenant).meta, *fields, "retired", "")
     return authority
 
 
@@ -153,24 +143,11 @@ async def adopt_tenant(connection: Connection, tenant: str) -> str:
     retired, epoch, policy, directory = (value.decode() if value is not None else "" for value in old)
     await _delete_keys(connection, tenant, keep=(k.contracts, k.peers, k.meta))
     authority = secrets.token_hex(16)
-    fields = await _meta_fields(connection, authority)
-    await connection.call(
-        "HSET",
-        k.meta,
-        *fields,
-        "epoch",
-        int(epoch or 0) + 1,
-        "policy_rev",
-        int(policy or 0) + 1,
-        "dir_rev",
-        int(directory or 0) + 1,
-        "retired",
-        f"{retired} {registered.decode()}".strip(),
-        "used_operations",
-        0,
-        "used_bytes",
-        0,
+    retired_now = f"{retired} {registered.decode()}".strip()
+    fields = await _meta_fields(
+        connection, authority, int(epoch or 0) + 1, int(policy or 0) + 1, int(directory or 0) + 1
     )
+    await connection.call("HSET", k.meta, *fields, "retired", retired_now)
     await connection.call("HSET", TENANTS, tenant, authority)
     for peer in await list_peers(connection, tenant):
         await _ensure_outbox(connection, k, peer.peer)

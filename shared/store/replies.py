@@ -9,7 +9,6 @@ import msgspec
 from shared.domain.errors import Unavailable
 from shared.store.codes import Code
 
-
 NEXT_TURN = "-"
 """``busy`` of a session whose seat is free for the first command in its queue, and for no other."""
 
