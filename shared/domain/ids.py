@@ -98,6 +98,16 @@ def check(kind: IdKind, value: object, path: str | None = None) -> str:
     return value
 
 
+_URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:([A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+")
+
+
+def check_uri(value: object, path: str, longest: int = 512) -> str:
+    """Give ``value`` back if it is an absolute URI of at most ``longest`` characters. It is never fetched."""
+    if not isinstance(value, str) or len(value) > longest or _URI.fullmatch(value) is None:
+        raise InvalidInput(path, f"must be an absolute URI of at most {longest} characters")
+    return value
+
+
 def _framed(*parts: bytes) -> bytes:
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 

@@ -31,14 +31,14 @@ class _Mark:
         self.rule = rule
 
 
-def shown(text: str) -> str:
-    """``text`` shortened and made printable, for a description that quotes a member's name."""
-    short = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+def shown(text: str, longest: int = _SHOWN) -> str:
+    """``text`` shortened and made printable, for a description that quotes it but must not grow with it."""
+    short = text if len(text) <= longest else text[:longest] + "…"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)
 
 
 def pointer(parts: Iterable[str | int], root: str) -> str:
-    """A JSON Pointer (RFC 6901) below ``root``; the root itself where there are no parts."""
+    """A JSON Pointer (RFC 6901) below ``root``, itself a pointer or the name of the whole document."""
     steps = [shown(str(part)).replace("~", "~0").replace("/", "~1") for part in parts]
     if len(steps) > 20:
         steps[10:-10] = ["…"]

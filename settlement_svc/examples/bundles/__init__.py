@@ -1,0 +1,1 @@
+"""Contract bundles that the examples, the demo and the tests register."""
