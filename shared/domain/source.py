@@ -103,7 +103,7 @@ class _Builder:
             return {}
         if isinstance(event, yaml.SequenceStartEvent):
             return []
-        return self._scalar(event) if event.style is None else event.value
+        return self._scalar(event) if event.implicit[0] else event.value
 
     def _scalar(self, event: Any) -> Json:
         plain: str = event.value
