@@ -30,7 +30,7 @@ lint: setup lengths
 	$(BIN)/ruff format --check -q $(SOURCES)
 	$(BIN)/ruff check -q $(SOURCES)
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 # Golden copies are generated from files that are measured themselves.
 lengths:

@@ -10,6 +10,7 @@ import pytest
 from shared.store.connection import Connection, ReplyError
 from shared.store.embedded import EmbeddedStore
 from shared.store.inspection import Boundary, Durability, inspect, is_below_declared, refusal
+from shared.store.runtime import Runtime
 
 HEALTHY_INFO = "role:master\r\naof_enabled:1\r\nmaxmemory_policy:noeviction\r\n"
 HEALTHY_CONFIG = "appendonly yes appendfsync always no-appendfsync-on-rewrite no maxmemory-policy noeviction"
@@ -137,6 +138,19 @@ async def test_an_evicting_store_is_refused_by_name(policy: str, own: Connection
     assert reason is not None
     assert f"maxmemory-policy is {policy}" in reason
     assert "noeviction" in reason
+
+
+@pytest.mark.case(98)
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+async def test_a_process_on_an_evicting_store_is_not_ready(policy: str, tmp_path: Path) -> None:
+    with EmbeddedStore(tmp_path / "store", extra={"maxmemory-policy": policy}) as evicting:
+        async with Runtime(evicting.url) as runtime:
+            reason = await runtime.unready()
+            assert reason is not None
+            assert f"maxmemory-policy is {policy}" in reason
+            await runtime.connection.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
+            await runtime.refresh()
+            assert await runtime.unready() is None
 
 
 async def test_a_user_that_may_not_inspect_leaves_everything_unknown(own_store: EmbeddedStore) -> None:
