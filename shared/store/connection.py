@@ -94,8 +94,8 @@ class Connection:
             link = await self._wait_for_link(len(packed))
         return await link.send(packed, 1)
 
-    async def pipeline(self, *commands: Sequence[Arg]) -> list[Reply | ReplyError]:
-        """Send commands back to back in one write and give all their replies, refusals as values.
+    async def pipeline(self, *commands: Sequence[Arg]) -> list[Reply]:
+        """Send commands back to back in one write and give all replies, ReplyError as a value among them.
 
         The commands are not atomic together; those of other calls never come between them on this connection.
         Raises StoreUnavailable (none was sent) or ReplyLost (any of them may have run).
@@ -106,7 +106,7 @@ class Connection:
         link = self._link
         if link is None:
             link = await self._wait_for_link(len(packed))
-        replies: list[Reply | ReplyError] = await link.send(packed, len(commands), several=True)
+        replies: list[Reply] = await link.send(packed, len(commands), several=True)
         return replies
 
     async def load(self, script: Script) -> None:
@@ -258,7 +258,7 @@ async def evalsha(conn: Connection, script: Script, keys: Sequence[Arg], args: S
 
 async def evalsha_many(
     conn: Connection, script: Script, calls: Iterable[tuple[Sequence[Arg], Sequence[Arg]]]
-) -> list[Reply | Unavailable]:
+) -> list[Reply]:
     """Run a script once per (keys, args), all in one write; every member ends on its own, refusals as values.
 
     Members that met NOSCRIPT are sent again, in their order, after those that ran. A value may be ReplyError,
@@ -266,7 +266,7 @@ async def evalsha_many(
     they hold for all.
     """
     commands = [("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls]
-    ends: list[Reply | Unavailable] = await conn.pipeline(*commands)
+    ends: list[Reply] = await conn.pipeline(*commands)
     for _ in range(_ROUNDS):
         again = [i for i, end in enumerate(ends) if isinstance(end, ReplyError) and end.code == "NOSCRIPT"]
         if not again:
@@ -283,9 +283,7 @@ async def evalsha_many(
     return _with(ends, again, [StoreUnavailable(_FORGETFUL)] * len(again))
 
 
-def _with(
-    ends: list[Reply | Unavailable], places: list[int], values: Sequence[Reply | Unavailable]
-) -> list[Reply | Unavailable]:
+def _with(ends: list[Reply], places: list[int], values: Sequence[Reply]) -> list[Reply]:
     for place, value in zip(places, values, strict=True):
         ends[place] = value
     return ends

@@ -26,7 +26,7 @@ EVERYTHING: Final = "*"
 
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
-_log = logging.getLogger("lockgate.store.wake")
+logger = logging.getLogger("lockgate.store.wake")
 
 
 def session_topic(session_id: str) -> str:
@@ -200,10 +200,10 @@ class Wake:
                     await self._follow(link)
             except (OSError, TimeoutError, Unavailable) as error:
                 if not told:
-                    _log.warning("hints are interrupted, waits fall back to their own time: %s", error)
+                    logger.warning("hints are interrupted, waits fall back to their own time: %s", error)
                     told = True
             except Exception:
-                _log.exception("the subscription to hints failed and is made again")
+                logger.exception("the subscription to hints failed and is made again")
             finally:
                 if link is not None:
                     link.drop("the subscription to hints ended")
@@ -233,7 +233,7 @@ class Wake:
         packed = b"".join(pack(("SUBSCRIBE", name)) for name in wanted)
         for name, reply in zip(wanted, await link.send(packed, len(wanted), several=True), strict=True):
             if isinstance(reply, ReplyError):
-                _log.warning("no hints on %s, waits fall back to their own time: %s", name.decode(), reply)
+                logger.warning("no hints on %s, waits fall back to their own time: %s", name.decode(), reply)
             else:
                 self._subscribed.add(name)
                 _hint_all(self._channels[name].watchers)

@@ -111,35 +111,34 @@ class FaultProxy:
         self.cut()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.wait_closed()
+        # Aborted sockets are closed in the loop's next turn.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         task = asyncio.create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        # A task that is cancelled before its first step would leave the socket open.
+        task.add_done_callback(lambda _: writer.transport.abort())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers = [writer]
-        pumps: list[asyncio.Task[None]] = []
-        try:
-            if self._mode is not _Mode.REFUSE:
-                store_reader, store_writer = await self._open_upstream()
-                writers.append(store_writer)
-                pumps = [
-                    asyncio.create_task(self._pump_requests(reader, store_writer)),
-                    asyncio.create_task(self._pump_replies(store_reader, writer)),
-                ]
+        if self._mode is _Mode.REFUSE:
+            return
+        with contextlib.suppress(OSError):
+            store_reader, store_writer = await self._open_upstream()
+            pumps = [
+                asyncio.create_task(self._pump_requests(reader, store_writer)),
+                asyncio.create_task(self._pump_replies(store_reader, writer)),
+            ]
+            try:
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        except (OSError, asyncio.CancelledError):
-            pass
-        finally:
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
-            for each in writers:
-                each.transport.abort()
-                with contextlib.suppress(OSError):
-                    await each.wait_closed()
+            finally:
+                store_writer.transport.abort()
+                for pump in pumps:
+                    pump.cancel()
+                await asyncio.gather(*pumps, return_exceptions=True)
 
     async def _open_upstream(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._upstream.path is not None:
