@@ -307,9 +307,18 @@ def canonical(value: Json, root: str = "value") -> bytes:
         written = orjson.dumps(value, option=_WRITE_PLAIN)
     except TypeError:
         return strict.canonical_form(value, root)
-    if _may_hold_float(written) or _may_sort_apart(written):
+    # orjson writes NaN and infinity as null.
+    if _may_hold_float(written) or _may_sort_apart(written) or (b"null" in written and _holds_float(value)):
         return strict.canonical_form(value, root)
     return written
+
+
+def _holds_float(value: Json) -> bool:
+    if isinstance(value, dict):
+        return any(map(_holds_float, value.values()))
+    if isinstance(value, list):
+        return any(map(_holds_float, value))
+    return isinstance(value, float)
 
 
 def input_digest(canonical_input: bytes) -> str:

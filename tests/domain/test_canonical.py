@@ -1,0 +1,546 @@
+"""Strict reading and canonical writing: the field cases, the published vectors, every place of leniency.
+
+Each case runs under both sets of rules where it does not depend on them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import Any
+
+import pytest
+
+from shared.domain.canonical import (
+    INVOCATION,
+    SESSION,
+    Rules,
+    canonical,
+    input_digest,
+    parse,
+)
+from shared.domain.errors import InvalidInput
+from shared.domain.ids import MAX_SAFE, intent_digest, operation_id
+from tests.domain.helpers import VECTORS, alike, document, refusal
+
+BOTH = pytest.mark.parametrize("rules", [SESSION, INVOCATION], ids=["session", "invocation"])
+
+
+def written(text: str, rules: Rules = INVOCATION) -> bytes:
+    return parse(text.encode(), rules).canonical()
+
+
+# Published vectors
+
+
+@pytest.mark.requirement("RT-CAN-01")
+@BOTH
+def test_keys_sort_by_utf16_units(rules: Rules) -> None:
+    order = VECTORS["jcs_key_order"]["expected_order"]
+    for keys in (order, order[::-1], sorted(order)):
+        body = json.dumps(dict.fromkeys(keys), ensure_ascii=False)
+        assert list(json.loads(written(body, rules))) == order
+        assert list(json.loads(written(json.dumps(dict.fromkeys(keys)), rules))) == order
+
+
+@pytest.mark.requirement("RT-CAN-01")
+def test_the_sample_of_rfc_8785() -> None:
+    body = (
+        r'{"numbers": [333333333.33333329, 1E30, 4.50, 2e-3, 0.000000000000000000000000001],'
+        r'"string": "\u20ac$\u000F\u000aA'
+        "'"
+        r'\u0042\u0022\u005c\\\"\/", "literals": [null, true, false]}'
+    )
+    assert (
+        written(body)
+        == (
+            '{"literals":[null,true,false],"numbers":[333333333.3333333,1e+30,4.5,0.002,1e-27],'
+            '"string":"€$\\u000f\\nA\'B\\"\\\\\\\\\\"/"}'
+        ).encode()
+    )
+
+
+@pytest.mark.requirement("RT-CAN-01")
+@pytest.mark.parametrize(
+    ("literal", "expected"),
+    [
+        ("0", "0"),
+        ("-0", "0"),
+        ("-0.0", "0"),
+        ("5e-324", "5e-324"),
+        ("-5e-324", "-5e-324"),
+        ("1.7976931348623157e308", "1.7976931348623157e+308"),
+        ("-1.7976931348623157e308", "-1.7976931348623157e+308"),
+        ("9007199254740991", "9007199254740991"),
+        ("-9007199254740991", "-9007199254740991"),
+        ("9007199254740992.0", "9007199254740992"),
+        ("295147905179352830000.0", "295147905179352830000"),
+        ("999999999999999700000.0", "999999999999999700000"),
+        ("999999999999999900000.0", "999999999999999900000"),
+        ("1e16", "10000000000000000"),
+        ("1e20", "100000000000000000000"),
+        ("1e21", "1e+21"),
+        ("1E+21", "1e+21"),
+        ("1e23", "1e+23"),
+        ("9.999999999999997e22", "9.999999999999997e+22"),
+        ("0.000001", "0.000001"),
+        ("1e-6", "0.000001"),
+        ("9.5e-6", "0.0000095"),
+        ("1e-7", "1e-7"),
+        ("9.999999999999997e-7", "9.999999999999997e-7"),
+        ("333333333.3333332", "333333333.3333332"),
+        ("333333333.33333325", "333333333.33333325"),
+        ("1.00000000000000001", "1"),
+        ("2251799813685248.5", "2251799813685248.5"),
+        ("4503599627370497.5", "4503599627370498"),
+        ("1e-400", "0"),
+        ("1e0", "1"),
+        ("100.0", "100"),
+        ("1e308", "1e+308"),
+    ],
+)
+def test_numbers_are_written_as_rfc_8785_says(literal: str, expected: str) -> None:
+    assert written(literal) == expected.encode()
+    assert written(f'{{"b": [1, {literal}], "a": "x"}}') == f'{{"a":"x","b":[1,{expected}]}}'.encode()
+
+
+@pytest.mark.requirement("KEYX-50")
+@pytest.mark.parametrize("vector", VECTORS["adapter_v1_canonical_json"])
+def test_the_adapter_form_is_the_canonical_form(vector: dict[str, Any]) -> None:
+    body = json.dumps(vector["input"], indent=1).encode()
+    for rules in (SESSION, INVOCATION):
+        form = parse(body, rules).canonical()
+        assert form == vector["canonical"].encode()
+        assert input_digest(form) == vector["sha256"]
+    assert canonical(vector["input"]) == vector["canonical"].encode()
+
+
+# Equality of bodies
+
+
+@pytest.mark.requirement("RT-CAN-06", "DASP-CORE-002c")
+@pytest.mark.case(87)
+@BOTH
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('{"a":1,"b":{"c":2,"d":3}}', ' { "b" : { "d":3, "c":2 } ,\r\n\t"a":1 } '),
+        ('{"n":0}', '{"n":-0}'),
+        ('{"n":0}', '{"n":-0.0}'),
+        ('{"n":1}', '{"n":1.0}'),
+        ('{"n":1}', '{"n":1e0}'),
+        ('{"n":1}', '{"n":10E-1}'),
+        ('{"n":3}', '{"n":0.003e3}'),
+        (r'{"s":"/"}', r'{"s":"\/"}'),
+        (r'{"s":"a"}', r'{"s":"\u0061"}'),
+        (r'{"s":":"}', r'{"s":"\u003a"}'),
+        ('{"s":"😀"}', r'{"s":"\ud83d\ude00"}'),
+        (r'{"a":1}', r'{"\u0061":1}'),
+    ],
+)
+def test_equal_bodies_have_one_form(rules: Rules, one: str, other: str) -> None:
+    assert written(one, rules) == written(other, rules)
+    assert alike(parse(one.encode(), rules).value, parse(other.encode(), rules).value)
+
+
+@pytest.mark.requirement("RT-CAN-06")
+@pytest.mark.case(87)
+@pytest.mark.parametrize(("one", "other"), [("1e21", "1E+21"), ("0.000001", "1e-6"), ("2.5", "25e-1")])
+def test_equal_fractions_and_large_numbers_have_one_form(one: str, other: str) -> None:
+    assert written(f'{{"n":{one}}}') == written(f'{{"n":{other}}}')
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param(
+            '{"a":[1,2]}', '{"a":[2,1]}', marks=pytest.mark.requirement("RT-CAN-06", "DASP-CORE-002d")
+        ),
+        pytest.param('{"a":"\u00c5"}', '{"a":"A\u030a"}', marks=pytest.mark.requirement("DASP-CORE-002e")),
+        pytest.param('{"\u00c5":1}', '{"A\u030a":1}', marks=pytest.mark.requirement("DASP-CORE-002e")),
+        pytest.param('{"a":"\u212b"}', '{"a":"\u00c5"}', marks=pytest.mark.requirement("DASP-CORE-002e")),
+        ('{"a":1}', '{"a":"1"}'),
+        ('{"a":1}', '{"a":true}'),
+        ('{"a":"x"}', '{"a":"x "}'),
+        ('{"a":"x"}', '{"A":"x"}'),
+    ],
+)
+def test_different_bodies_have_different_forms(rules: Rules, one: str, other: str) -> None:
+    assert written(one, rules) != written(other, rules)
+
+
+@pytest.mark.requirement("DASP-CORE-002f")
+@BOTH
+def test_absent_null_and_empty_are_four_things(rules: Rules) -> None:
+    bodies = ("{}", '{"a":null}', '{"a":""}', '{"a":[]}', '{"a":{}}', '{"a":0}', '{"a":false}')
+    assert len({written(body, rules) for body in bodies}) == len(bodies)
+
+
+@pytest.mark.requirement("DASP-CORE-002c", "DASP-CORE-002d", "DASP-CORE-002e", "DASP-CORE-002f")
+def test_the_intent_of_a_command_sees_exactly_these_differences() -> None:
+    def intent(text: str) -> bytes:
+        doc = document(text)
+        return intent_digest("s", "n", doc.check_payload(doc.value, "/input"))
+
+    assert intent('{"a":{"x":1,"y":2},"b":3.0}') == intent('{"b":3,"a":{"y":2,"x":1}}')
+    different = ['{"a":[1,2]}', '{"a":[2,1]}', '{"a":"é"}', '{"a":"e\u0301"}', "{}", '{"a":null}', '{"a":""}']
+    assert len({intent(text) for text in different}) == len(different)
+
+
+@pytest.mark.requirement("RT-CAN-07")
+def test_equal_input_under_another_contract_is_another_operation() -> None:
+    digests = [hashlib.sha256(written(f'{{"contract":"c","v":{n}}}')).hexdigest() for n in (1, 2)]
+    assert operation_id("alice", "sha256:" + digests[0], "k") != operation_id(
+        "alice", "sha256:" + digests[1], "k"
+    )
+
+
+@pytest.mark.case(89)
+@BOTH
+def test_characters_are_escaped_no_more_than_needed(rules: Rules) -> None:
+    assert written('{"k":"\u2028\u2029\u007f\\u000f\\u001F<>&é😀"}', rules) == (
+        '{"k":"\u2028\u2029\u007f\\u000f\\u001f<>&é😀"}'.encode()
+    )
+    short = r"\b\t\n\f\r\"\\"
+    assert written(f'"{short}"', rules) == f'"{short}"'.encode()
+
+
+@pytest.mark.case(91)
+@BOTH
+def test_what_a_script_language_would_rewrite_stays(rules: Rules) -> None:
+    body = b'{"a":[],"b":{},"n":9007199254740991,"s":"a/b","z":null}'
+    assert parse(body, rules).canonical() == body
+
+
+# Refusals
+
+
+@pytest.mark.requirement("RT-CAN-05", "DASPX-05")
+@pytest.mark.case(81)
+@BOTH
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        (rb'{"k":"\ud800"}', "/k"),
+        (rb'{"k":"\ude00\ud83d"}', "/k"),
+        (rb'{"k":"\ud83dx"}', "/k"),
+        (rb'{"k":"\uDFFF"}', "/k"),
+        (rb'{"a":[0,{"k":"\ud800\u0041"}]}', "/a/1/k"),
+        (rb'{"\ud800":1}', "body"),
+        (rb'{"a":{"x\udc00":1}}', "/a"),
+        (rb'"\ud800"', "body"),
+    ],
+)
+def test_lone_surrogates(rules: Rules, body: bytes, place: str) -> None:
+    error = refusal(body, rules)
+    assert error.path == place
+    assert "surrogates" in error.rule
+    str(error).encode()
+
+
+@pytest.mark.requirement("RT-CAN-05", "DASPX-05")
+@pytest.mark.case(82)
+@BOTH
+@pytest.mark.parametrize(
+    "body",
+    [
+        bytes.fromhex("7b226b223a22ff227d"),
+        b'{"k":"\xc0\x80"}',
+        b'{"k":"\xed\xa0\x80"}',
+        b'{"k":"\xf4\x90\x80\x80"}',
+        b'{"k":"\xe2\x82"}',
+        b'{"\xff":1}',
+        b"\xef\xbb\xbf{}",
+        '{"a":1}'.encode("utf-16"),
+        '{"a":1}'.encode("utf-16-le"),
+        '{"a":1}'.encode("utf-16-be"),
+        '{"a":1}'.encode("utf-32"),
+        '{"a":"é"}'.encode("latin-1"),
+    ],
+)
+def test_other_encodings(rules: Rules, body: bytes) -> None:
+    assert refusal(body, rules).path == "body"
+
+
+@pytest.mark.requirement("RT-CAN-02", "DASPX-05")
+@BOTH
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        (b'{"a":1,"a":1}', "body"),
+        (b'{"a":1,"b":2,"a":3}', "body"),
+        (rb'{"a":1,"\u0061":2}', "body"),
+        (rb'{"\/":1,"/":2}', "body"),
+        (b'{"x":{"a":1,"a":2}}', "/x"),
+        (b'{"x":[[{}],{"y":{"a":null,"a":null}}]}', "/x/1/y"),
+        (b'{"a":{"b":1},"a":{"b":1}}', "body"),
+        (rb'{"a":":","a":1,"b":"\u003a"}', "body"),
+        (rb'{"a":1,"a":1,"b":"\u003A"}', "body"),
+        (b'{"":1,"":2}', "body"),
+        ('{"é":1,"\\u00e9":2}'.encode(), "body"),
+        (rb'{"\ud83d\ude00":1,"' + "😀".encode() + b'":2}', "body"),
+    ],
+)
+def test_repeated_members(rules: Rules, body: bytes, place: str) -> None:
+    error = refusal(body, rules)
+    assert error.path == place
+    assert "twice" in error.rule
+
+
+@pytest.mark.requirement("RT-CAN-03", "DASPX-05")
+@pytest.mark.case(85)
+@BOTH
+@pytest.mark.parametrize(
+    "literal", ["NaN", "Infinity", "-Infinity", "1E400", "-1e400", "1e99999", "1e309", "9" * 400, "1" * 5000]
+)
+def test_numbers_without_a_value(rules: Rules, literal: str) -> None:
+    assert refusal(f'{{"v":{literal}}}'.encode(), rules).path == "/v"
+    assert refusal(literal.encode(), rules).path == "body"
+
+
+@pytest.mark.case(85)
+def test_the_largest_doubles_are_numbers() -> None:
+    assert written('{"v":1e308}') == b'{"v":1e+308}'
+
+
+@pytest.mark.requirement("RT-CAN-04")
+@pytest.mark.case(84)
+@BOTH
+def test_integer_literals_end_at_the_safe_range(rules: Rules) -> None:
+    for literal in (str(MAX_SAFE), str(-MAX_SAFE), "9007199254740991.0", "90071992547409910e-1"):
+        body = f'{{"v":{literal}}}'.encode()
+        assert alike(parse(body, rules).value, {"v": round(float(literal))})
+    for unsafe in (
+        "9007199254740992",
+        "-9007199254740992",
+        "9007199254740993",
+        "9223372036854775808",
+        "18446744073709551615",
+        "18446744073709551616",
+        "-9223372036854775809",
+        "123456789012345678901234567890",
+        "1000000000000000000000",
+    ):
+        assert refusal(f'{{"v":{unsafe}}}'.encode(), rules).path == "/v"
+        assert refusal(f'{{"v":[0.5,{unsafe}]}}'.encode(), rules).path in ("/v/0", "/v/1")
+
+
+@pytest.mark.requirement("RT-CAN-04")
+@pytest.mark.case(84)
+def test_other_spellings_of_large_integers_in_invocations_must_be_kept_exactly() -> None:
+    """The rule is one for every spelling: the canonical form means what was sent, or the body is refused."""
+    for kept in ("9007199254740992.0", "9.007199254740992e15", "1e16", "1e21", "1e22", "123e20"):
+        assert json.loads(written(kept)) == float(kept)
+    for lost in (
+        "9007199254740993.0",
+        "9.007199254740993e15",
+        "90071992547409930e-1",
+        "999999999999999999999e0",
+    ):
+        assert "exactly" in refusal(f"[{lost}]".encode(), INVOCATION).rule
+
+
+@pytest.mark.requirement("DASPX-05")
+@pytest.mark.case(84)
+@pytest.mark.parametrize(
+    ("literal", "meant"),
+    [
+        ("3.0", 3),
+        ("30e-1", 3),
+        ("0.003e3", 3),
+        ("-0.0", 0),
+        ("0e99999999999999999999", 0),
+        ("0.000e-99999999999999999999", 0),
+        ("9007199254740991.000", MAX_SAFE),
+        ("9.007199254740991e15", MAX_SAFE),
+        ("1e15", 10**15),
+        ("0." + "0" * 400 + "1e401", 1),
+        ("1" + "0" * 400 + "e-400", 1),
+        ("1e0000000000000000000001", 10),
+    ],
+)
+def test_a_session_integer_may_be_spelled_in_any_way(literal: str, meant: int) -> None:
+    read = document(f'{{"n":{literal}}}')
+    assert alike(read.value, {"n": meant})
+    assert read.canonical() == f'{{"n":{meant}}}'.encode()
+
+
+@pytest.mark.requirement("DASPX-05")
+@pytest.mark.case(84)
+@pytest.mark.parametrize(
+    "literal",
+    [
+        "0.5",
+        "-1.5",
+        "1.00000000000000001",
+        "3.0000000000000000000000000000001",
+        "2.9999999999999999999999999999999",
+        "9007199254740991.5",
+        "9007199254740992",
+        "9007199254740992.0",
+        "9.0071992547409911e15",
+        "9.007199254740992e15",
+        "1e16",
+        "1e22",
+        "1e99999",
+        "1e-1",
+        "1e-400",
+        "1e-99999999999999999999",
+        "1e99999999999999999999",
+    ],
+)
+def test_other_numbers_are_no_session_integers(literal: str) -> None:
+    assert refusal(f'{{"n":[1,{literal}]}}'.encode()).path == "/n/1"
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b" ",
+        b"{} {}",
+        b"{}x",
+        b"{}\x00",
+        b"{",
+        b'{"a"}',
+        b'{"a":}',
+        b'{"a":1,}',
+        b"[1,]",
+        b"[,1]",
+        b"[1 2]",
+        b"{'a':1}",
+        b"{a:1}",
+        b"tru",
+        b"True",
+        b"nul",
+        b"01",
+        b"-01",
+        b"1.",
+        b".5",
+        b"+1",
+        b"-",
+        b"1e",
+        b"1e+",
+        b"0x10",
+        b"1_000",
+        b'"\t"',
+        b'"\x00"',
+        b'"\\x41"',
+        b'"\\u12g4"',
+        b'"\\u123',
+        b'"a',
+        b"/* c */ {}",
+        b"{} // c",
+        b"\x0b{}",
+        b"\xa0{}",
+        b"\x00",
+        "\u2028{}".encode(),
+    ],
+)
+@pytest.mark.requirement("DASPX-05")
+def test_what_is_not_json(rules: Rules, body: bytes) -> None:
+    assert refusal(body, rules).path == "body"
+
+
+@BOTH
+def test_depth_of_a_whole_body(rules: Rules) -> None:
+    deepest = b"[" * rules.max_depth + b"]" * rules.max_depth
+    assert parse(deepest, rules).canonical() == deepest
+    mixed = b'{"a":' * (rules.max_depth - 1) + b"[1.0]" + b"}" * (rules.max_depth - 1)
+    assert parse(mixed, rules).canonical().count(b"{") == rules.max_depth - 1
+    for body in (b"[" + deepest + b"]", b'{"k":' + deepest + b"}", b'["}]",' + deepest + b"]"):
+        error = refusal(body, rules)
+        assert (error.path, error.too_large) == ("body", True)
+    wide = b"[" + b"[]," * 5000 + b"{}]"
+    assert parse(wide, rules).canonical() == wide
+
+
+@BOTH
+@pytest.mark.parametrize("opener", [b"[", b'{"a":', b'[{"a":'])
+def test_hostile_depth_is_an_ordinary_refusal(rules: Rules, opener: bytes) -> None:
+    for count in (200, 1_000, 5_000, 100_000):
+        assert refusal(opener * count, rules).path == "body"
+    assert refusal(b"[" * 100_000 + b"]" * 100_000, rules).path == "body"
+
+
+@pytest.mark.requirement("DASPX-06")
+@BOTH
+def test_the_size_of_a_body_is_looked_at_first(rules: Rules) -> None:
+    body = b'{"a":"' + b"x" * 1_048_568 + b'"}'
+    assert len(body) == 1_048_576
+    assert parse(body, rules).canonical() == body
+    error = refusal(body[:-2] + b'x"}', rules)
+    assert (error.path, error.too_large) == ("body", True)
+    assert refusal(b"\xff" * 11, rules, max_bytes=10).too_large
+
+
+@BOTH
+def test_a_refusal_stays_small_and_printable(rules: Rules) -> None:
+    key = "k\\n" * 50_000
+    for body in (
+        f'{{"{key}":{{"a":1,"a":2}}}}',
+        f'{{"{key}":1,"{key}":2}}',
+        '{"a":' * 30 + '{"b":NaN}' + "}" * 30,
+    ):
+        described = str(refusal(body.encode(), rules))
+        assert len(described) < 1200
+        assert described.isprintable()
+
+
+def test_the_root_can_be_named() -> None:
+    assert refusal(b"{", root="answer").path == "answer"
+    assert refusal(b'{"a":0.5}', root="answer").path == "/a"
+    assert refusal(b'{"a":0.5}', root="/session/initial").path == "/session/initial/a"
+
+
+# Documents and their parts
+
+
+@BOTH
+@pytest.mark.parametrize("marker", ["", '"\\u003a"', '"\ue000😀"'], ids=["quick", "escaped", "sorted apart"])
+def test_parts_are_written_like_documents(rules: Rules, marker: str) -> None:
+    text = '{"z":{"b":[1.0,{"y":null,"x":-0}],"a":"é"},"n":null,"m":[' + marker + "]}"
+    doc = parse(text.encode(), rules)
+    assert isinstance(doc.value, dict)
+    assert doc.canonical(doc.value["z"]) == '{"a":"é","b":[1,{"x":0,"y":null}]}'.encode()
+    assert doc.canonical(doc.value["n"]) == b"null"
+    whole = doc.canonical()
+    assert parse(whole, rules).canonical() == whole
+    assert doc.canonical(doc.value) == whole
+
+
+def test_values_of_ours_are_written_the_same_way() -> None:
+    value: Any = {"\ufb33": 1, "😀": [1.0, 1e16, 1e-6, -0.0, 0.1], "a": {"d": True, "c": None}, "b": "e-7,"}
+    text = json.dumps(value)
+    assert canonical(value) == parse(text.encode(), INVOCATION).canonical()
+    assert canonical({"b": 1, "a": [True, None, "x"]}) == b'{"a":[true,null,"x"],"b":1}'
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"n": MAX_SAFE + 1},
+        {"n": math.nan},
+        {"a": None, "n": [-math.inf]},
+        [math.inf],
+        {"s": "\ud800"},
+        {"\ud800": 1},
+        {1: "a"},
+        [b"bytes"],
+        [{1, 2}],
+        [object()],
+    ],
+)
+def test_values_of_ours_without_a_form(value: Any) -> None:
+    with pytest.raises(InvalidInput):
+        canonical(value)
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(InvalidInput):
+        canonical(endless)
