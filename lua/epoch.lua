@@ -7,12 +7,13 @@
 -- Facts written: none.
 -- Invariants: the epoch only rises; whether the restart kept the data is judged by the caller before it calls.
 --@include time
+--@include server
 local now = now_ms()
 local m = redis.call('HMGET', KEYS[1], 'authority', 'replid', 'epoch')
 if m[1] ~= ARGV[1] then
   return { 'AUTHORITY_LOST', now }
 end
-if m[2] ~= ARGV[2] or string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)') ~= ARGV[3] then
+if m[2] ~= ARGV[2] or replication_id() ~= ARGV[3] then
   return { 'CONFLICT', now, m[3] }
 end
 local epoch = string.format('%.0f', m[3] + 1)

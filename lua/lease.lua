@@ -42,6 +42,12 @@ local function not_the_holder(b, epoch, fence, holder)
   end
 end
 
+-- The end of a lease that starts now; nil where it is empty or leaves the safe integers (RT-GUARD-09).
+local function lease_end(lease_ms)
+  local until_ms = now + lease_ms
+  return until_ms > now and until_ms <= MAX_SAFE and whole(until_ms) or nil
+end
+
 -- at = admitted, deadline, sequence; the deadline bounds every grant and answer (RT-GUARD-11).
 local function deadline_of(at)
   return tonumber(string.match(at, '^%d+ (%d+)'))
@@ -50,19 +56,15 @@ end
 local function load_branch(op_key, index)
   local r = redis.call('HMGET', op_key, 'at', 'phase', 'b:' .. index)
   local b = parse_branch(r[3])
-  if not r[1] or not b then
+  if not b then
     return nil
   end
   b.field, b.deadline, b.closed = 'b:' .. index, deadline_of(r[1]), r[2] ~= 'admitted' and r[2] ~= 'active'
   return b
 end
 
--- The window of claim, open, renew and answer: [-, min(guard, deadline, until)).
-local function lapsed(b, not_after, holds_lease)
-  local guard = outside(meta, now, 0, not_after)
-  if guard then
-    return guard
-  end
+-- The window of claim, open, renew, release and answer is [-, min(guard, deadline, until)).
+local function lapsed(b, holds_lease)
   if now >= b.deadline then
     return { 'OUTSIDE_WINDOW', now, 'deadline' }
   end
@@ -72,10 +74,13 @@ local function lapsed(b, not_after, holds_lease)
 end
 
 if verb == 'renew' then
-  local not_after, lease_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
-  local guard = outside(meta, now, 0, not_after)
+  local guard = outside(meta, now, 0, tonumber(ARGV[4]))
   if guard then
     return guard
+  end
+  local renewed_until = lease_end(tonumber(ARGV[5]))
+  if not renewed_until then
+    return { 'INVALID', now, 'lease' }
   end
   local reply, renewed = { 'OK', now }, false
   for i = 2, #KEYS do
@@ -92,12 +97,12 @@ if verb == 'renew' then
         code = 'ANSWERED'
       end
       if not code then
-        local late = lapsed(b, not_after, true)
+        local late = lapsed(b, true)
         code = late and late[1]
       end
     end
     if not code then
-      b[UNTIL] = whole(now + lease_ms)
+      b[UNTIL] = renewed_until
       redis.call('HSET', KEYS[i], b.field, format_branch(b))
       renewed = true
     end
@@ -117,13 +122,13 @@ if not b then
 end
 redis.call('ZCARD', KEYS[3])
 
-local function store(field, value)
-  if field then
-    redis.call('HSET', KEYS[2], b.field, format_branch(b), field, value)
-  else
-    redis.call('HSET', KEYS[2], b.field, format_branch(b))
-  end
+local function store(...)
+  redis.call('HSET', KEYS[2], b.field, format_branch(b), ...)
   committed()
+end
+
+local function late(holds_lease)
+  return outside(meta, now, 0, not_after) or lapsed(b, holds_lease)
 end
 
 local function granted()
@@ -134,8 +139,15 @@ local function granted()
 end
 
 if verb == 'claim' then
-  local peer, attempt, holder, lease_ms = ARGV[7], ARGV[8], ARGV[9], tonumber(ARGV[10])
+  local peer, attempt, holder, until_ms = ARGV[7], ARGV[8], ARGV[9], lease_end(tonumber(ARGV[10]))
   local open, limit, operation = ARGV[11] == '1', tonumber(ARGV[12]), ARGV[13]
+  if not until_ms then
+    return { 'INVALID', now, 'lease' }
+  end
+  -- '-' is nobody: a grant to it would be open to the next claim under the same fence.
+  if not string.match(holder, '^%w%S*$') then
+    return { 'INVALID', now, 'holder' }
+  end
   if b.closed or b[STATUS] ~= 'pending' then
     return { 'TERMINAL', now }
   end
@@ -148,18 +160,16 @@ if verb == 'claim' then
   if b[GATE] == 'answered' then
     return { 'ANSWERED', now }
   end
-  local mine = b[HOLDER] == holder and holder ~= '-'
+  local mine = b[HOLDER] == holder
   if b[HOLDER] ~= '-' and not mine then
     return { 'HELD', now }
   end
-  local late = lapsed(b, not_after, mine)
-  if late then
-    return late
+  local too_late = late(mine)
+  if too_late then
+    return too_late
   end
   if mine then
-    if b[EPOCH] ~= meta.epoch then
-      return { 'STALE_FENCE', now }
-    end
+    -- The grant as it was given, also where the server has restarted since: pairs of (epoch, fence) stay valid.
     if b[GATE] == 'open' then
       return { 'GATE_OPEN', now }
     end
@@ -175,7 +185,7 @@ if verb == 'claim' then
   if tonumber(b[CLAIMS]) >= limit then
     return { 'EXHAUSTED', now }
   end
-  b[EPOCH], b[HOLDER], b[UNTIL] = meta.epoch, holder, whole(now + lease_ms)
+  b[EPOCH], b[HOLDER], b[UNTIL] = meta.epoch, holder, until_ms
   b[GATE], b[CLAIMS] = open and 'open' or 'closed', whole(b[CLAIMS] + 1)
   store()
   redis.call('ZADD', KEYS[3], 'LT', b[UNTIL], operation)
@@ -183,6 +193,10 @@ if verb == 'claim' then
 end
 
 local epoch, fence, holder = ARGV[7], ARGV[8], ARGV[9]
+-- The outbox is named by the caller: that of another peer is never touched (RT-RES-04).
+if string.match(KEYS[4], '[^:]+$') ~= b[PEER] then
+  return { 'NOT_OWNER', now }
+end
 
 if verb == 'open' then
   if b.closed or b[STATUS] ~= 'pending' then
@@ -195,9 +209,9 @@ if verb == 'open' then
   if b[GATE] ~= 'closed' then
     return { b[GATE] == 'open' and 'GATE_OPEN' or 'ANSWERED', now }
   end
-  local late = lapsed(b, not_after, true)
-  if late then
-    return late
+  local too_late = late(true)
+  if too_late then
+    return too_late
   end
   b[GATE] = 'open'
   store()
@@ -215,9 +229,9 @@ if verb == 'release' then
   if b[GATE] == 'answered' then
     return { 'ANSWERED', now }
   end
-  local late = lapsed(b, not_after, true)
-  if late then
-    return late
+  local too_late = late(true)
+  if too_late then
+    return too_late
   end
   -- A lease given back ends now; what follows (offer again, retry, uncertain) is decided from the gate as for a lost one.
   b[UNTIL] = whole(now)
@@ -232,7 +246,11 @@ end
 
 if verb == 'answer' then
   local digest, answer, operation = ARGV[10], ARGV[11], ARGV[12]
-  if b[EPOCH] == epoch and b[FENCE] == fence and b[HOLDER] == holder and b[DIGEST] ~= '-' then
+  local other = not_the_holder(b, epoch, fence, holder)
+  if other then
+    return { other, now }
+  end
+  if b[DIGEST] ~= '-' then
     if b[DIGEST] == digest then
       return { 'DUPLICATE', now, redis.call('HGET', KEYS[2], 'decision') or '' }
     end
@@ -243,19 +261,15 @@ if verb == 'answer' then
     redis.call('HSET', KEYS[2], 'pc', (string.gsub(kept, '^%d+', tostring(count), 1)) .. line)
     return { 'PROTOCOL_CONFLICT', now }
   end
-  local other = not_the_holder(b, epoch, fence, holder)
-  if other then
-    return { other, now }
-  end
   if b.closed or b[STATUS] ~= 'pending' then
     return { 'TERMINAL', now }
   end
   if b[GATE] ~= 'open' then
     return { 'GATE_CLOSED', now }
   end
-  local late = lapsed(b, not_after, true)
-  if late then
-    return late
+  local too_late = late(true)
+  if too_late then
+    return too_late
   end
   if b[OUTBOX] ~= '-' then
     redis.call('XACK', KEYS[4], 'work', b[OUTBOX])

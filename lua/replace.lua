@@ -11,15 +11,17 @@
 --                  position of its outbox in KEYS (0 none), position of the outbox to send to (0 none), message id
 --                  words to store: until may be = (keep), +N (now + N); next may be +N; outbox is = (keep),
 --                  - (acknowledge and delete) or @ (the same, then send again); digest may be =
---      per field set: field, value · per field deleted: field · per fact: kind, command id, payload
+--      per field set: field, value · per field deleted: field (only r:, x: and o: fields, the answers of a branch)
+--      per fact: kind, command id, payload
 -- Replies {code, now, ...}: OK revision outcome-sequence · ABSENT · TERMINAL · CONFLICT revision · NOT_FOUND
 --   ASSERTION what branch · AUTHORITY_LOST · EPOCH_MOVED · STALE_SNAPSHOT which revision · CLOCK_ROLLBACK by-ms
 --   OUTSIDE_WINDOW which · INVALID which
 -- Facts written: as given, in order, before every other write.
 -- Invariants: admission, input, a set decision, a settled reservation and a terminal branch cannot be rewritten
---   (RT-STORE-07..09); a fence never falls and rises whenever a lease is taken from its holder; a change of the wake-up
---   alone does not move the revision; an earlier wake-up that was not seen stays; a session's seat is left only by the
---   operation that holds it, and never while its lease is open.
+--   (RT-STORE-07..09); phases go forward, closed and settled go with a decision, settled leaves no branch pending
+--   (RT-STORE-12); a fence never falls, and only a new one takes a lease from its holder, resets its gate or its answer,
+--   or offers the branch again; a change of the wake-up alone does not move the revision; an earlier wake-up that was not
+--   seen stays; a session's seat is left only by the operation that holds it, and never while its lease is open.
 --@include enter
 --@include branch
 local now = now_ms()
@@ -29,6 +31,7 @@ if refusal then
 end
 local NEXT_TURN = '-' -- busy: the seat is free for the first in the queue
 local RANK = { admitted = 1, active = 2, closed = 3, settled = 4 }
+local STATUSES = { pending = true, success = true, failure = true, revoked = true, cancelled = true, indeterminate = true }
 local op = redis.call('HMGET', KEYS[2], 'rev', 'phase', 'at', 'decision', 'reservation', 'tombstone')
 if not op[1] or op[6] then
   return { 'ABSENT', now }
@@ -44,13 +47,30 @@ if refusal then
   return refusal
 end
 local phase, decision, reservation = ARGV[14], ARGV[15], ARGV[16]
-if phase ~= '' and not (RANK[phase] and RANK[phase] >= RANK[op[2]]) then
+local phase_after = phase ~= '' and phase or op[2]
+if not RANK[phase_after] or RANK[phase_after] < RANK[op[2]] then
   return { 'INVALID', now, 'phase' }
 end
 if decision ~= '' and op[4] then
   return { 'TERMINAL', now }
 end
-if reservation ~= '' and op[5] ~= 'pending' then
+if (RANK[phase_after] >= RANK.closed) ~= (decision ~= '' or op[4] ~= false) then
+  return { 'INVALID', now, 'decision' }
+end
+
+-- now + ms, refused where it leaves the safe integers (RT-GUARD-09).
+local overflow = false
+local function after(ms)
+  overflow = overflow or now + ms > MAX_SAFE
+  return whole(now + ms)
+end
+
+local reserved = reservation
+if reservation ~= '' and reservation ~= 'quarantined' then
+  local keep = string.match(reservation, '^replayable (%d+)$')
+  reserved = keep and 'replayable ' .. whole(now) .. ' ' .. after(keep)
+end
+if not reserved or reservation ~= '' and op[5] ~= 'pending' then
   return { 'INVALID', now, 'reservation' }
 end
 local operation, seat, turn = ARGV[6], ARGV[8], 'turn:' .. ARGV[9]
@@ -75,11 +95,19 @@ end
 
 local at = 24
 
--- The stored words with the new ones laid over them, or the assertion that refuses the change.
+-- A word as it will be stored; the outbox word stays a mark until its entry is written.
+local function word(value, stored)
+  if value == '=' then
+    return stored
+  end
+  local delay = string.match(value, '^%+(%d+)$')
+  return delay and after(delay) or value
+end
+
+-- The branch as stored and as it will be, or nil and the assertion that refuses the change.
 local function asserted(index, assertion, expired, loaded, words)
-  local b, was = parse_branch(redis.call('HGET', KEYS[2], 'b:' .. index)), parse_branch(loaded)
-  local new = parse_branch((string.gsub(words, '[=@+]', '0')))
-  if not b or not new or b[STATUS] ~= 'pending' then
+  local b, was, new = parse_branch(redis.call('HGET', KEYS[2], 'b:' .. index)), parse_branch(loaded), {}
+  if not b or b[STATUS] ~= 'pending' then
     return nil, 'status'
   end
   local until_ms = tonumber(b[UNTIL])
@@ -98,53 +126,104 @@ local function asserted(index, assertion, expired, loaded, words)
   if expired == '1' and until_ms > now then
     return nil, 'expired'
   end
-  local fence = tonumber(new[FENCE])
-  if fence < tonumber(b[FENCE]) or tonumber(new[ATTEMPT]) < tonumber(b[ATTEMPT])
-    or new[HOLDER] ~= b[HOLDER] and (new[HOLDER] ~= '-' or fence <= tonumber(b[FENCE])) then
+  for w in string.gmatch(words, '%S+') do
+    local i = #new + 1
+    new[i] = i == OUTBOX and w or word(w, b[i])
+  end
+  if not parse_branch(format_branch(new)) or not STATUSES[new[STATUS]] or not string.match(new[OUTBOX], '^[=@-]$') then
+    return nil, 'words'
+  end
+  local risen = tonumber(new[FENCE]) - tonumber(b[FENCE])
+  if risen < 0 or tonumber(new[EPOCH]) < tonumber(b[EPOCH]) or tonumber(new[ATTEMPT]) < tonumber(b[ATTEMPT]) then
     return nil, 'fence'
   end
-  return b
-end
-
-local function word(value, stored)
-  if value == '=' then
-    return stored
+  if risen > 0 then
+    -- Taken from its holder, for nobody yet: a lease is granted by claim alone.
+    if new[HOLDER] ~= '-' or new[GATE] ~= 'closed' or new[DIGEST] ~= '-' then
+      return nil, 'grant'
+    end
+  elseif new[ATTEMPT] ~= b[ATTEMPT] or new[HOLDER] ~= b[HOLDER] or new[GATE] ~= b[GATE] or new[DIGEST] ~= b[DIGEST]
+    or new[OUTBOX] == '@' then
+    return nil, 'grant'
   end
-  local delay = string.match(value, '^%+(%d+)$')
-  return delay and whole(now + delay) or value
+  return b, new
 end
 
-local branches = {}
+local branches, status_after = {}, {}
 for _ = 1, tonumber(ARGV[20]) do
-  local b, broken = asserted(ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
+  local b, new = asserted(ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
+  if status_after[ARGV[at]] then
+    return { 'INVALID', now, 'branches' }
+  end
   if not b then
-    return { 'ASSERTION', now, broken, ARGV[at] }
+    return { 'ASSERTION', now, new, ARGV[at] }
+  end
+  if new[STATUS] ~= 'pending' and phase_after == 'admitted' then
+    return { 'INVALID', now, 'phase' }
   end
   local old_box, new_box = tonumber(ARGV[at + 5]), tonumber(ARGV[at + 6])
-  local words = {}
-  for w in string.gmatch(ARGV[at + 4], '%S+') do
-    words[#words + 1] = w
+  if old_box == 0 and new[OUTBOX] ~= '=' and b[OUTBOX] ~= '-' or new_box == 0 and new[OUTBOX] == '@' then
+    return { 'INVALID', now, 'outbox' }
   end
-  if new_box > 0 then
-    redis.call('XLEN', KEYS[new_box])
+  for _, box in ipairs({ old_box, new_box }) do
+    if box > 0 then
+      redis.call('XLEN', KEYS[box])
+    end
   end
-  branches[#branches + 1] = { index = ARGV[at], old = b, new = words, old_box = old_box, new_box = new_box,
+  status_after[ARGV[at]] = new[STATUS]
+  branches[#branches + 1] = { index = ARGV[at], old = b, new = new, old_box = old_box, new_box = new_box,
                               message = ARGV[at + 7] }
   at = at + 8
 end
+if phase == 'settled' then
+  local i, words = 0, redis.call('HGET', KEYS[2], 'b:0')
+  while words do
+    if (status_after[tostring(i)] or string.match(words, '^%S+')) == 'pending' then
+      return { 'INVALID', now, 'phase' }
+    end
+    i = i + 1
+    words = redis.call('HGET', KEYS[2], 'b:' .. i)
+  end
+end
 local seen, wake_at = redis.call('ZSCORE', KEYS[3], operation), nil
+if ARGV[12] ~= '' then
+  wake_at = tonumber(ARGV[12])
+end
+if ARGV[13] ~= '' then
+  wake_at = math.min(wake_at or MAX_SAFE, tonumber(after(ARGV[13])))
+end
+if overflow then
+  return { 'INVALID', now, 'duration' }
+end
 
--- From here on only writes; facts first, so that the one write that can be refused by its own key comes before all.
 local fields, deleted = {}, {}
 local function put(field, value)
   fields[#fields + 1], fields[#fields + 2] = field, value
 end
-local sets = at
-at = at + 2 * tonumber(ARGV[21])
-local deletes = at
-at = at + tonumber(ARGV[22])
+local foreign = false
+local function answer_field(field)
+  foreign = foreign or not string.match(field, '^[rxo]:%d+$')
+  return field
+end
+for _ = 1, tonumber(ARGV[21]) do
+  put(answer_field(ARGV[at]), ARGV[at + 1])
+  at = at + 2
+end
+for _ = 1, tonumber(ARGV[22]) do
+  deleted[#deleted + 1] = answer_field(ARGV[at])
+  at = at + 1
+end
+if foreign then
+  return { 'INVALID', now, 'field' }
+end
+local facts = tonumber(ARGV[23])
+if facts > 0 and not session then
+  return { 'INVALID', now, 'facts' }
+end
+
+-- From here on only writes; facts first, so that the one write that can be refused by its own key comes before all.
 local head, outcome_seq = session and tonumber(session[2]) or 0, ''
-for _ = 1, tonumber(ARGV[23]) do
+for _ = 1, facts do
   head = head + 1
   redis.call('XADD', KEYS[5], whole(head) .. '-0', 'k', ARGV[at], 'c', ARGV[at + 1], 'p', ARGV[at + 2], 't', whole(now))
   if ARGV[at] == 'outcome' then
@@ -153,26 +232,19 @@ for _ = 1, tonumber(ARGV[23]) do
   end
   at = at + 3
 end
-for i = 0, tonumber(ARGV[21]) - 1 do
-  put(ARGV[sets + 2 * i], ARGV[sets + 2 * i + 1])
-end
-for i = 0, tonumber(ARGV[22]) - 1 do
-  deleted[#deleted + 1] = ARGV[deletes + i]
-end
 
 local lease_open_until
 for _, change in ipairs(branches) do
   local b, new = change.old, change.new
-  if new[OUTBOX] ~= '=' and b[OUTBOX] ~= '-' and change.old_box > 0 then
+  if new[OUTBOX] == '=' then
+    new[OUTBOX] = b[OUTBOX]
+  elseif b[OUTBOX] ~= '-' then
     redis.call('XACK', KEYS[change.old_box], 'work', b[OUTBOX])
     redis.call('XDEL', KEYS[change.old_box], b[OUTBOX])
   end
   if new[OUTBOX] == '@' then
     new[OUTBOX] = redis.call('XADD', KEYS[change.new_box], '*', 'k', 'request', 'o', operation, 'b', change.index,
       'a', new[ATTEMPT], 's', ARGV[9], 'm', change.message)
-  end
-  for i = UNTIL, DIGEST do
-    new[i] = word(new[i], b[i])
   end
   if new[GATE] == 'open' and tonumber(new[UNTIL]) > now then
     lease_open_until = new[UNTIL]
@@ -187,14 +259,13 @@ if decision ~= '' then
   put('decision', whole(now) .. ' ' .. decision)
 end
 if reservation ~= '' then
-  local keep = string.match(reservation, '^replayable (%d+)$')
-  put('reservation', keep and 'replayable ' .. whole(now) .. ' ' .. whole(now + keep) or reservation)
+  put('reservation', reserved)
 end
 if ARGV[17] ~= '' then
   put('state', ARGV[17])
 end
 local revision = op[1]
-if #fields > 0 or #deleted > 0 then
+if #fields > 0 or #deleted > 0 or facts > 0 then
   revision = whole(op[1] + 1)
   put('rev', revision)
   redis.call('HSET', KEYS[2], unpack(fields))
@@ -205,16 +276,8 @@ end
 
 if phase == 'settled' then
   redis.call('ZREM', KEYS[3], operation)
-else
-  if ARGV[12] ~= '' then
-    wake_at = tonumber(ARGV[12])
-  end
-  if ARGV[13] ~= '' then
-    wake_at = math.min(wake_at or MAX_SAFE, now + ARGV[13])
-  end
-  if wake_at and not (seen and seen ~= ARGV[11] and tonumber(seen) < wake_at) then
-    redis.call('ZADD', KEYS[3], whole(wake_at), operation)
-  end
+elseif wake_at and not (seen and seen ~= ARGV[11] and tonumber(seen) < wake_at) then
+  redis.call('ZADD', KEYS[3], whole(wake_at), operation)
 end
 
 if session then
@@ -247,7 +310,7 @@ if session then
     changes[#changes + 1], changes[#changes + 2] = 'state', ARGV[18]
     changes[#changes + 1], changes[#changes + 2] = 'state_rev', whole(session[4] + 1)
   end
-  if decision ~= '' or ARGV[23] ~= '0' then
+  if decision ~= '' or facts > 0 then
     redis.call('HSET', KEYS[4], unpack(changes))
   end
   if turn_at then

@@ -4,8 +4,10 @@ local STATUS, PEER, ATTEMPT, EPOCH, FENCE, HOLDER = 1, 2, 3, 4, 5, 6
 local UNTIL, GATE, CLAIMS, NEXT, OUTBOX, DIGEST = 7, 8, 9, 10, 11, 12
 local BRANCH_PATTERN = '^(%S+) (%S+) (%d+) (%d+) (%d+) (%S+) (%d+) (%S+) (%d+) (%d+) (%S+) (%S+)$'
 
+-- nil for anything else, also for nothing.
 local function parse_branch(raw)
-  return raw and { string.match(raw, BRANCH_PATTERN) }
+  local b = { string.match(raw or '', BRANCH_PATTERN) }
+  return b[1] and b
 end
 
 local function format_branch(b)

@@ -1,4 +1,5 @@
 --@include time
+--@include server
 local MAX_SAFE = 9007199254740991
 
 -- Lua prints 13-digit numbers through %.14g; instants and sequences are formatted whole.
@@ -15,7 +16,7 @@ local function enter(meta_key, now, authority, policy_revision)
   if m[1] ~= authority then
     return nil, { 'AUTHORITY_LOST', now }
   end
-  if string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)') ~= m[2] then
+  if replication_id() ~= m[2] then
     return nil, { 'EPOCH_MOVED', now }
   end
   if policy_revision ~= '' and policy_revision ~= m[4] then
