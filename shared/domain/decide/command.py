@@ -61,10 +61,13 @@ def apply(op: Operation, terms: Terms, event: Event, now_ms: int) -> Change | No
     if 0 in op.answers:
         return _fold(op, terms, op.answers[0], now_ms)
     branch = op.branches[0]
-    if branch.holder is not None:
-        return _lost(op, terms, now_ms) if branch.until_ms <= now_ms else _rearm(op, branch.until_ms)
-    if event == "session-closing" or (op.seat is not None and op.seat.phase == "closing"):
+    if branch.holder is not None and branch.until_ms > now_ms:
+        return _rearm(op, branch.until_ms)
+    closing = event == "session-closing" or (op.seat is not None and op.seat.phase == "closing")
+    if closing and branch.gate == "closed":
         return _session_closed(op, terms)
+    if branch.holder is not None:
+        return _lost(op, terms, now_ms)
     if op.seat is not None and op.seat.seat == "queued":
         return _rearm(op, op.deadline_ms)
     if branch.outbox is None:
@@ -150,7 +153,7 @@ def _lost(op: Operation, terms: Terms, now_ms: int) -> Change | None:
             return _end(
                 op,
                 terms,
-                _FAILED,
+                _failed_unless_lost(op, terms),
                 "claims-exhausted",
                 f"{branch.claims} workers were lost before the work began",
             )
@@ -227,8 +230,13 @@ def _at_deadline(op: Operation, terms: Terms) -> Change:
     )
 
 
+def _failed_unless_lost(op: Operation, terms: Terms) -> _Ending:
+    """An earlier attempt that was lost behind an open gate may have acted, however this one ended."""
+    return _UNCERTAIN if op.tallies.lost and terms.effects != "none" else _FAILED
+
+
 def _session_closed(op: Operation, terms: Terms) -> Change:
-    row = _UNCERTAIN if op.tallies.lost and terms.effects != "none" else _FAILED
+    row = _failed_unless_lost(op, terms)
     return _end(op, terms, row, "session-closed", "the session was closed before the work began")
 
 
@@ -323,7 +331,7 @@ def _fold_retryable(op: Operation, terms: Terms, output: msgspec.Raw, now_ms: in
     """Retryability overrides neither the budget nor the deadline (RT-BR-05)."""
     if op.branches[0].attempt < terms.max_attempts and now_ms + terms.backoff_ms < op.deadline_ms:
         return _retry(op, terms, lost=False, not_before=0)
-    row = _UNCERTAIN if op.tallies.lost and terms.effects != "none" else _FAILED
+    row = _failed_unless_lost(op, terms)
     error = CommandError("attempts-exhausted", "the last attempt asked for another one", retryable=False)
     return _folded(op, terms, row, "attempts-exhausted", Outcome(row.outcome, output, error))
 
