@@ -110,15 +110,19 @@ class Connection:
         return replies
 
     async def load(self, script: Script) -> None:
-        """Make the store know a script. Callers at the same time share one load, whoever of them is
-        cancelled.
+        """Make the store know a script. Callers at one time share one load, whoever of them is cancelled.
+
+        Raises StoreUnavailable, also where the reply was lost: what was to run has not run.
         """
         task = self._loads.get(script.sha)
         if task is None:
             task = asyncio.get_running_loop().create_task(self.call("SCRIPT", "LOAD", script.source))
             self._loads[script.sha] = task
             task.add_done_callback(lambda done: self._loaded(script.sha, done))
-        await asyncio.shield(task)
+        try:
+            await asyncio.shield(task)
+        except ReplyLost as error:
+            raise StoreUnavailable("a script could not be loaded") from error
 
     async def close(self) -> None:
         """Give the socket up and refuse later calls. Calls under way raise ReplyLost, or StoreUnavailable if
@@ -268,25 +272,23 @@ async def evalsha_many(
     commands = [("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls]
     ends: list[Reply] = await conn.pipeline(*commands)
     for _ in range(_ROUNDS):
-        again = [i for i, end in enumerate(ends) if isinstance(end, ReplyError) and end.code == "NOSCRIPT"]
+        again = _not_run(ends)
         if not again:
-            return ends
+            break
         try:
             await conn.load(script)
-        except Unavailable:
-            return _with(ends, again, [StoreUnavailable("a script could not be loaded")] * len(again))
-        try:
-            _with(ends, again, await conn.pipeline(*[commands[i] for i in again]))
-        except (ReplyLost, StoreUnavailable) as error:
-            return _with(ends, again, [error] * len(again))
-    again = [i for i, end in enumerate(ends) if isinstance(end, ReplyError) and end.code == "NOSCRIPT"]
-    return _with(ends, again, [StoreUnavailable(_FORGETFUL)] * len(again))
-
-
-def _with(ends: list[Reply], places: list[int], values: Sequence[Reply]) -> list[Reply]:
-    for place, value in zip(places, values, strict=True):
-        ends[place] = value
+            replies = await conn.pipeline(*[commands[place] for place in again])
+        except Unavailable as error:
+            replies = [error] * len(again)
+        for place, reply in zip(again, replies, strict=True):
+            ends[place] = reply
+    for place in _not_run(ends):
+        ends[place] = StoreUnavailable(_FORGETFUL)
     return ends
+
+
+def _not_run(ends: list[Reply]) -> list[int]:
+    return [place for place, end in enumerate(ends) if isinstance(end, ReplyError) and end.code == "NOSCRIPT"]
 
 
 class Store:

@@ -1,0 +1,263 @@
+"""Scripts over shared connections: loaded when unknown, run once each, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from itertools import count
+from typing import Any
+
+import pytest
+import redis
+
+import lua
+from shared.store.connection import (
+    Connection,
+    Limits,
+    Reply,
+    ReplyError,
+    ReplyLost,
+    Script,
+    StoreUnavailable,
+    evalsha,
+    evalsha_many,
+)
+from shared.store.embedded import EmbeddedStore
+from tests.support.polling import wait_until
+from tests.support.proxy import FaultProxy
+
+# Not idempotent on purpose: a second run of one call shows.
+RUN = lua.pin("run", "return redis.call('HINCRBY', KEYS[1], ARGV[1], 1)\n")
+REFUSE = lua.pin(
+    "refuse", "if ARGV[1] == 'bad' then return redis.error_reply('BAD luck') end return ARGV[1]\n"
+)
+
+
+@pytest.fixture
+async def connection(redis_url: str, raw: redis.Redis) -> AsyncIterator[Connection]:
+    raw.script_flush()
+    async with Connection(redis_url) as made:
+        yield made
+
+
+@pytest.fixture
+async def proxy(redis_url: str, raw: redis.Redis) -> AsyncIterator[FaultProxy]:
+    raw.script_flush()
+    async with FaultProxy(redis_url) as made:
+        yield made
+
+
+def loads(raw: redis.Redis) -> int:
+    stats: dict[str, Any] = raw.info("commandstats")
+    return int(stats.get("cmdstat_script|load", {}).get("calls", 0))
+
+
+async def run(connection: Connection, name: object) -> Reply:
+    return await evalsha(connection, RUN, [b"runs"], [str(name)])
+
+
+def runs(raw: redis.Redis) -> dict[int, int]:
+    return {int(name): int(times) for name, times in raw.hgetall("runs").items()}
+
+
+async def test_an_unknown_script_is_loaded_once_for_all_who_wait(
+    connection: Connection, raw: redis.Redis
+) -> None:
+    raw.config_resetstat()
+    assert await asyncio.gather(*(run(connection, n) for n in range(300))) == [1] * 300
+    assert loads(raw) == 1
+    assert await run(connection, 0) == 2
+    assert loads(raw) == 1
+
+
+async def test_a_caller_that_gives_up_stops_no_load(proxy: FaultProxy, raw: redis.Redis) -> None:
+    raw.config_resetstat()
+    async with Connection(proxy.url) as connection:
+        await connection.call("PING")
+        proxy.hold_replies()
+        first = asyncio.create_task(connection.load(RUN))
+        second = asyncio.create_task(connection.load(RUN))
+        await wait_until(lambda: loads(raw) == 1)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        proxy.pass_on()
+        await second
+        assert await run(connection, 1) == 1
+    assert loads(raw) == 1
+
+
+async def test_what_waits_for_a_load_that_is_lost_has_not_run(proxy: FaultProxy) -> None:
+    async with Connection(proxy.url) as connection:
+        await connection.call("PING")
+        proxy.cut_after(2)
+        ends = await asyncio.gather(run(connection, 1), run(connection, 2), return_exceptions=True)
+        assert [type(end) for end in ends] == [StoreUnavailable, StoreUnavailable], "neither has run"
+        assert await run(connection, 1) == 1
+
+
+async def test_errors_of_a_script_are_told_and_nothing_is_repeated(connection: Connection) -> None:
+    with pytest.raises(ReplyError) as caught:
+        await evalsha(connection, REFUSE, [], ["bad"])
+    assert caught.value.code == "BAD"
+    assert await evalsha(connection, REFUSE, [], ["good"]) == b"good"
+
+
+async def test_a_store_that_forgets_at_once_is_unavailable(redis_url: str) -> None:
+    class Forgetful(Connection):
+        async def load(self, script: Script) -> None:
+            pass
+
+    async with Connection(redis_url) as direct:
+        await direct.call("SCRIPT", "FLUSH")
+    async with Forgetful(redis_url) as connection:
+        with pytest.raises(StoreUnavailable, match="forgets"):
+            await run(connection, 1)
+        (end,) = await evalsha_many(connection, RUN, [([b"runs"], ["1"])])
+        assert isinstance(end, StoreUnavailable)
+
+
+@pytest.mark.case(96)
+async def test_a_cache_flushed_under_load_fails_no_call(
+    connection: Connection, redis_url: str, raw: redis.Redis
+) -> None:
+    names, done = count(), asyncio.Event()
+    flushes = 0
+
+    async def worker() -> None:
+        while (name := next(names)) < 3_000:
+            assert await run(connection, name) == 1
+
+    async def flusher(direct: Connection) -> None:
+        nonlocal flushes
+        while not done.is_set():
+            await direct.call("SCRIPT", "FLUSH", "ASYNC")
+            flushes += 1
+            await asyncio.sleep(0.005)
+
+    async with Connection(redis_url) as direct:
+        flushing = asyncio.create_task(flusher(direct))
+        await asyncio.gather(*(worker() for _ in range(30)))
+        done.set()
+        await flushing
+    assert flushes > 10
+    assert runs(raw) == dict.fromkeys(range(3_000), 1)
+
+
+@pytest.mark.case(96)
+async def test_a_restarted_store_fails_no_call_beyond_the_outage(own_store: EmbeddedStore) -> None:
+    async with Connection(own_store.url, connect_s=30) as connection:
+        assert await run(connection, "before") == 1
+        await asyncio.to_thread(own_store.kill)
+        await wait_until(lambda: not connection.connected)
+        calls = [asyncio.create_task(run(connection, n)) for n in range(100)]
+        await asyncio.to_thread(own_store.start)
+        assert await asyncio.gather(*calls) == [1] * 100
+        assert await run(connection, "before") == 2
+
+
+@pytest.mark.case(92)
+async def test_replies_that_come_too_late_repeat_nothing(proxy: FaultProxy, raw: redis.Redis) -> None:
+    ends: Counter[str] = Counter()
+    names = count()
+    ran: set[int] = set()
+
+    async def worker(connection: Connection) -> None:
+        while (name := next(names)) < 1_000:
+            try:
+                assert await run(connection, name) == 1
+                ran.add(name)
+                ends["ok"] += 1
+            except ReplyLost:
+                ends["lost"] += 1
+            except StoreUnavailable:
+                ends["unavailable"] += 1
+                await asyncio.sleep(0.01)
+
+    async with Connection(proxy.url, Limits(timeout_s=0.1), connect_s=0.1) as connection:
+        workers = [asyncio.create_task(worker(connection)) for _ in range(20)]
+        await wait_until(lambda: ends["ok"] > 200, every=0)
+        proxy.delay(0.3)
+        await wait_until(lambda: ends["lost"] > 0 and ends["unavailable"] > 0)
+        proxy.pass_on()
+        await asyncio.gather(*workers)
+    # What was under way when its reply was given up may still arrive.
+    await wait_until(lambda: len(raw.hkeys("runs")) >= ends["ok"])
+    assert sum(ends.values()) == 1_000
+    assert ends["ok"] > 200
+    assert set(runs(raw).values()) == {1}
+    assert ran <= runs(raw).keys()
+    assert len(runs(raw)) <= ends["ok"] + ends["lost"]
+
+
+# Many in one write
+
+
+async def test_many_run_in_their_order_and_each_ends_on_its_own(connection: Connection) -> None:
+    words = [f"w{n}" for n in range(100)]
+    words[50] = "bad"
+    ends = await evalsha_many(connection, REFUSE, [([], [word]) for word in words])
+    assert isinstance(ends[50], ReplyError)
+    assert ends[:50] + ends[51:] == [word.encode() for word in words if word != "bad"]
+    assert await evalsha_many(connection, REFUSE, []) == []
+
+
+async def test_many_keep_their_order_when_the_script_had_to_be_loaded(connection: Connection) -> None:
+    append = lua.pin("append", "return redis.call('RPUSH', KEYS[1], ARGV[1])\n")
+    ends = await evalsha_many(connection, append, [([b"list"], [str(n)]) for n in range(50)])
+    assert ends == list(range(1, 51))
+    assert await connection.call("LRANGE", "list", 0, -1) == [str(n).encode() for n in range(50)]
+
+
+class Scripted(Connection):
+    """Answers from a list what a store would have to be caught doing: forgetting a script amid a pipeline."""
+
+    def __init__(self, *rounds: list[Reply] | Exception, load: Exception | None = None) -> None:
+        super().__init__("redis://nowhere")
+        self.rounds = list(rounds)
+        self.sent: list[list[Any]] = []
+        self.load_error = load
+
+    async def pipeline(self, *commands: Any) -> list[Reply]:
+        self.sent.append([command[-1] for command in commands])
+        replies = self.rounds.pop(0)
+        if isinstance(replies, Exception):
+            raise replies
+        return replies
+
+    async def load(self, script: Script) -> None:
+        if self.load_error is not None:
+            raise self.load_error
+
+
+CALLS: list[tuple[list[bytes], list[str]]] = [([b"k"], [name]) for name in "abcd"]
+GONE = "NOSCRIPT gone"
+
+
+async def test_only_members_that_did_not_run_are_sent_again() -> None:
+    connection = Scripted([1, ReplyError(GONE), 3, ReplyError(GONE)], [ReplyError(GONE), 4], [2])
+    assert await evalsha_many(connection, RUN, CALLS) == [1, 2, 3, 4]
+    assert connection.sent == [["a", "b", "c", "d"], ["b", "d"], ["b"]]
+
+
+async def test_a_loss_in_a_later_round_is_told_for_its_members_only() -> None:
+    lost = ReplyLost("gone")
+    connection = Scripted([1, ReplyError(GONE), 3, ReplyError(GONE)], lost)
+    assert await evalsha_many(connection, RUN, CALLS) == [1, lost, 3, lost]
+
+
+async def test_members_whose_script_cannot_be_loaded_have_not_run() -> None:
+    connection = Scripted([1, ReplyError(GONE), 3, ReplyError("OOM x")], load=StoreUnavailable("x"))
+    ends = await evalsha_many(connection, RUN, CALLS)
+    assert ends[0] == 1
+    assert isinstance(ends[1], StoreUnavailable)
+    assert ends[2] == 3
+    assert isinstance(ends[3], ReplyError)
+    assert len(connection.sent) == 1
+
+
+@pytest.mark.parametrize("error", [ReplyLost("gone"), StoreUnavailable("away")])
+async def test_a_first_round_that_fails_is_told_for_all(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        await evalsha_many(Scripted(error), RUN, CALLS)
