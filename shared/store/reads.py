@@ -94,6 +94,13 @@ def unrefused(replies: Sequence[Any]) -> list[Any]:
     return list(replies)
 
 
+class CommandState(msgspec.Struct, frozen=True):
+    """A command as its session's clients may know it; ``outcome_sequence`` is None while it is pending."""
+
+    session: SessionRecord
+    outcome_sequence: int | None
+
+
 def _text(value: bytes | None) -> str:
     return value.decode() if value is not None else ""
 
@@ -198,6 +205,26 @@ class TenantReads:
             return None
         facts = tuple(fact for fact in map(read_fact, entries) if fact.sequence <= session.head)
         return Page(session, facts)
+
+    async def command(
+        self, session_id: str, operation_id: str, revisions: Revisions
+    ) -> CommandState | None:
+        """A command of this session; None where it has none such, or the session is absent or closed."""
+        row, op = await self._guarded(
+            self._connection,
+            revisions,
+            ("HMGET", self.keys.session(session_id), *_SESSION_FIELDS),
+            ("HMGET", self.keys.op(operation_id), "admission", "outcome_seq"),
+        )
+        assert isinstance(row, list)
+        assert isinstance(op, list)
+        session = read_session(session_id, row)
+        # A tombstone keeps no admission: what was in it is gone with its session.
+        if session is None or session.phase == "closed" or op[0] is None:
+            return None
+        if _admission_decoder.decode(op[0]).session_id != session_id:
+            return None
+        return CommandState(session, int(op[1]) if op[1] is not None else None)
 
     async def fact(self, session_id: str, sequence: int) -> StoredFact | None:
         """The fact at ``sequence``; the outcome a command settled with is read back from here
