@@ -8,12 +8,19 @@ from typing import Any
 
 import pytest
 
-from shared.domain.canonical import SESSION, Document, Rules, parse
+from shared.domain.canonical import INVOCATION, SESSION, Document, Rules, parse
 from shared.domain.errors import InvalidInput
 
 DATA = Path(__file__).parent / "data"
 BUNDLES = Path(__file__).parents[2] / "settlement_svc" / "examples" / "bundles"
 VECTORS: dict[str, Any] = json.loads((DATA / "vectors.json").read_text())
+
+BOTH = pytest.mark.parametrize("rules", [SESSION, INVOCATION], ids=["session", "invocation"])
+
+
+def written(text: str, rules: Rules = INVOCATION) -> bytes:
+    """The canonical form of a body."""
+    return parse(text.encode(), rules).canonical()
 
 
 def refusal(body: bytes, rules: Rules = SESSION, **options: Any) -> InvalidInput:
