@@ -26,6 +26,19 @@ _KEEPS_DATA: Final = frozenset({"process-restart", "power-loss"})
 _BULK_LIMITS: Final = Limits(timeout_s=15.0)
 
 
+def lost_by_restart(stored: str, boundary: str, durability: Durability) -> str | None:
+    """Why a server with another replication id than the ``stored`` one lost what it had acknowledged, None
+    where it kept everything. ``boundary`` is what the store proved when that id was recorded.
+    """
+    if stored == durability.replid:
+        return None
+    if durability.replid2 == stored:
+        return "the store was promoted without proof that it holds every acknowledged write"
+    if boundary not in _KEEPS_DATA or durability.boundary not in _KEEPS_DATA:
+        return "the store was restarted without keeping every acknowledged write"
+    return None
+
+
 class TenantHandle:
     """Everything a service uses of one tenant."""
 
@@ -111,13 +124,16 @@ class Runtime:
             return
         if durability.role == "slave":
             raise StoreRefusal("the store is a replica; it must be the primary")
-        if durability.replid2 == stored:
-            raise TenantLost("the store was promoted without proof that it holds every acknowledged write")
-        if boundary not in _KEEPS_DATA or durability.boundary not in _KEEPS_DATA:
-            raise TenantLost("the store was restarted without keeping every acknowledged write")
+        reason = lost_by_restart(stored, boundary, durability)
+        if reason is not None:
+            raise TenantLost(reason)
         reply = await store.raise_epoch(authority, stored, durability.replid or "", durability.boundary)
         if reply.code is Code.AUTHORITY_LOST:
             raise TenantLost("the tenant's store is not the one its authority was recorded in")
+
+    def _keeps_data(self, boundary: str) -> bool:
+        """Whether a restart keeps what was acknowledged; the operator's word counts where none can look."""
+        return boundary in _KEEPS_DATA or (boundary == "unknown" and self.declared in _KEEPS_DATA)
 
     async def _watch(self) -> None:
         """Keep durability and clock current; while the clock is suspect, look for an operator's word."""
