@@ -25,7 +25,7 @@ from shared.domain.records import Operation
 from shared.store.codes import Code
 from shared.store.connection import ReplyError, ReplyLost, StoreUnavailable
 from shared.store.parked import Parked
-from shared.store.replies import ClockRefusal, Revisions, StoreRefusal
+from shared.store.replies import ClockRefusal, Revisions, StoreRefusal, TenantLost
 from shared.store.runtime import Runtime, TenantHandle
 from shared.store.wake import EVERYTHING
 
@@ -152,8 +152,13 @@ class Settler:
         try:
             return await self.sweep()
         except (Unavailable, OSError) as error:
+            if isinstance(error, TenantLost):
+                # An operator may adopt it under another authority: what is known of it is read again.
+                self._handle.snapshots.forget()
             _log.warning("settling waits", tenant=self._handle.tenant, reason=str(error))
-            return random.uniform(0.5, 1.0)  # noqa: S311
+        except Exception:  # noqa: BLE001
+            _log.exception("settling failed and goes on", tenant=self._handle.tenant)
+        return random.uniform(0.5, 1.0)  # noqa: S311
 
     async def sweep(self) -> float:
         """One pass over what is due; gives the seconds until there is anything to look for again.

@@ -54,7 +54,9 @@ class Outbox:
         self._blocking = Connection(address, Limits(timeout_s=block_ms / 1000 + _REPLY_S))
 
     async def new(self, count: int) -> list[Request]:
-        """Up to ``count`` entries that nobody was given before; empty when none came within the block time."""
+        """Up to ``count`` entries that nobody was given before; empty when none came within the
+        block time.
+        """
         options = ("COUNT", count, "BLOCK", self._block_ms)
         return await self._read(self._blocking, ">", *options)
 

@@ -39,7 +39,9 @@ def next_pause_ms(tries: int) -> int:
 
 
 class Parked:
-    """The parked items of one tenant, by their member of ``due``: an operation id or the turn of a session."""
+    """The parked items of one tenant, by their member of ``due``: an operation id or the turn
+    of a session.
+    """
 
     def __init__(self, connection: Connection, tenant: str) -> None:
         self._connection = connection

@@ -1,0 +1,191 @@
+"""The two roles of a settlement process, and how it stops.
+
+*central* settles every tenant, whoever works for it. *sidecar* works for one peer of one tenant and settles
+that tenant as well: the fewer processes an outcome depends on, the sooner it is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+from typing import Final, Protocol
+
+from settlement_svc.handler import Endpoint
+from settlement_svc.health import serve_health
+from settlement_svc.settle import Settler
+from settlement_svc.sidecar import Sidecar
+from shared import telemetry
+from shared.config import OFF, SettingError, SettlementSettings
+from shared.domain.errors import LockgateError, Unavailable
+from shared.domain.ids import IdKind, check
+from shared.store.registry import tenant_names
+from shared.store.runtime import Runtime, TenantHandle
+
+REFRESH_S: Final = 3.0
+_log = telemetry.logger("lockgate.settlement")
+
+
+class Role(Protocol):
+    """What a settlement process is for."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until ``stop`` is set, then end in order."""
+
+    async def unready(self) -> str | None:
+        """Why it cannot do its work now, None while it can."""
+
+
+class Central:
+    """Settles every registered tenant, or the one it is given."""
+
+    def __init__(self, runtime: Runtime, tenant: str = "") -> None:
+        self._runtime = runtime
+        self._only = tenant
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self, stop: asyncio.Event) -> None:
+        try:
+            while not stop.is_set():
+                try:
+                    await self._refresh()
+                except (LockgateError, OSError) as error:
+                    _log.warning("the list of tenants waits", reason=str(error))
+                await _pause(stop, REFRESH_S)
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def unready(self) -> str | None:
+        return await self._runtime.unready()
+
+    async def _refresh(self) -> None:
+        names = set([self._only] if self._only else await tenant_names(self._runtime.connection))
+        for name in self._tasks.keys() - names:
+            self._tasks.pop(name).cancel()
+        for name in names - self._tasks.keys():
+            self._tasks[name] = asyncio.create_task(self._settle(name))
+
+    async def _settle(self, name: str) -> None:
+        handle = await _tenant(self._runtime, name)
+        _log.info("settling", tenant=name)
+        await Settler(self._runtime, handle).run()
+
+
+class PeerSidecar:
+    """Works for one peer and settles its tenant."""
+
+    def __init__(self, runtime: Runtime, settings: SettlementSettings) -> None:
+        self._runtime = runtime
+        self._settings = settings
+        self._endpoint = Endpoint.parse(settings.handler_url)
+        self._sidecar: Sidecar | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        handle = await self._handle(stop)
+        if handle is None:
+            return
+        settler = Settler(self._runtime, handle)
+        self._sidecar = Sidecar(
+            self._runtime,
+            handle,
+            settler,
+            peer=self._settings.peer,
+            endpoint=self._endpoint,
+            concurrency=self._settings.concurrency,
+        )
+        settling = asyncio.create_task(settler.run())
+        try:
+            await self._sidecar.run(stop, self._settings.drain_seconds)
+        finally:
+            settling.cancel()
+            await asyncio.gather(settling, return_exceptions=True)
+
+    async def unready(self) -> str | None:
+        reason = await self._runtime.unready()
+        if reason is not None:
+            return reason
+        if self._sidecar is None:
+            return f"tenant {self._settings.tenant} is not available"
+        try:
+            return await self._sidecar.unready()
+        except Unavailable as error:
+            return error.description
+
+    async def _handle(self, stop: asyncio.Event) -> TenantHandle | None:
+        """The tenant's handle; None where the process is to stop before it is there."""
+        finding = asyncio.create_task(_tenant(self._runtime, self._settings.tenant))
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait((finding, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return finding.result() if finding.done() else None
+        finally:
+            stopping.cancel()
+            finding.cancel()
+            await asyncio.gather(finding, stopping, return_exceptions=True)
+
+
+async def _tenant(runtime: Runtime, name: str) -> TenantHandle:
+    """Wait until a tenant's store is there: it may be created or adopted later, or the store may be away."""
+    told = ""
+    while True:
+        try:
+            return await runtime.tenant(name)
+        except (Unavailable, OSError) as error:
+            if str(error) != told:
+                told = str(error)
+                _log.warning("the tenant waits", tenant=name, reason=told)
+        await asyncio.sleep(REFRESH_S / 3)
+
+
+async def _pause(stop: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+
+
+def check_settings(settings: SettlementSettings) -> None:
+    """Refuse settings that do not fit together. Raises SettingError."""
+    if settings.peer and not (settings.tenant and settings.handler_url):
+        raise SettingError("a sidecar needs LOCKGATE_TENANT, LOCKGATE_PEER and LOCKGATE_HANDLER_URL")
+    if settings.handler_url and not settings.peer:
+        raise SettingError("LOCKGATE_HANDLER_URL is for a sidecar: set LOCKGATE_PEER too")
+    try:
+        if settings.tenant:
+            check(IdKind.TENANT, settings.tenant, "LOCKGATE_TENANT")
+        if settings.peer:
+            check(IdKind.PEER, settings.peer, "LOCKGATE_PEER")
+            Endpoint.parse(settings.handler_url)
+    except (LockgateError, ValueError) as error:
+        raise SettingError(str(error)) from None
+
+
+async def serve(settings: SettlementSettings) -> None:
+    """Run one settlement process until SIGTERM or SIGINT. Raises OSError where its port is taken."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with _process(settings) as role:
+        await role.run(stop)
+    _log.info("stopped")
+
+
+@contextlib.asynccontextmanager
+async def _process(settings: SettlementSettings) -> AsyncIterator[Role]:
+    """The role with everything around it: the store, health and metrics."""
+    async with Runtime(settings.redis_url, settings.declared_durability) as runtime:
+        role: Role = PeerSidecar(runtime, settings) if settings.peer else Central(runtime, settings.tenant)
+        apart = OFF if settings.metrics_port == settings.port != 0 else settings.metrics_port
+        with telemetry.MetricsServer(settings.host, apart) as metrics:
+            async with serve_health(settings, role.unready) as port:
+                _log.info(
+                    "listening",
+                    role="sidecar" if settings.peer else "central",
+                    host=settings.host,
+                    port=port,
+                    metrics_port=metrics.port,
+                )
+                yield role
