@@ -1,0 +1,85 @@
+"""How a tenant stands: whether its store is still its own, its clock, and what it keeps waiting."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.store.connection import Connection
+from shared.store.inspecting import Inspector
+from shared.store.inspection import inspect
+from shared.store.keys import TENANTS, Keys
+from shared.store.reads import unrefused
+from shared.store.runtime import lost_by_restart
+
+
+class TenantHealth(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How one tenant stands. ``behind_ms``: how far the store's clock is behind the last commit; ``late_ms``:
+    how late the earliest wake-up is; ``sampled_bytes``: what the ``sampled`` operations take together.
+    """
+
+    tenant: str
+    authority: str
+    lost: str | None
+    epoch: int = 0
+    server_moved: bool = False
+    behind_ms: int = 0
+    late_ms: int = 0
+    due: int = 0
+    parked: int = 0
+    used_operations: int = 0
+    used_bytes: int = 0
+    sampled: int = 0
+    sampled_bytes: int = 0
+
+
+async def lost_reason(connection: Connection, tenant: str) -> str | None:
+    """Why everybody is refused for this registered tenant, None where its store is the one it was."""
+    registered, row = unrefused(
+        await connection.pipeline(
+            ("HGET", TENANTS, tenant), ("HMGET", Keys(tenant).meta, "authority", "replid", "boundary")
+        )
+    )
+    authority, replid, boundary = (value.decode() if value is not None else "" for value in row)
+    if not authority:
+        return "its keys are gone from the store"
+    if registered is None or authority != registered.decode():
+        return "the store holds another authority's data"
+    durability = await inspect(connection)
+    return None if durability.replid is None else lost_by_restart(replid, boundary, durability)
+
+
+async def look_after(connection: Connection, tenant: str, sample: int) -> TenantHealth:
+    """How the tenant stands, with up to ``sample`` operations measured."""
+    k = Keys(tenant)
+    registered, row, earliest, due, parked, info = unrefused(
+        await connection.pipeline(
+            ("HGET", TENANTS, tenant),
+            ("HMGET", k.meta, "epoch", "last_ms", "used_operations", "used_bytes", "replid"),
+            ("ZRANGE", k.due, 0, 0, "WITHSCORES"),
+            ("ZCARD", k.due),
+            ("HLEN", k.parked),
+            ("TIME",),
+        )
+    )
+    authority = (registered or b"").decode()
+    reason = await lost_reason(connection, tenant)
+    if reason is not None:
+        return TenantHealth(tenant=tenant, authority=authority, lost=reason)
+    now = int(info[0]) * 1000 + int(info[1]) // 1000
+    sampled, sampled_bytes = await Inspector(connection, tenant).stored_bytes(sample)
+    replid = (await inspect(connection)).replid
+    return TenantHealth(
+        tenant=tenant,
+        authority=authority,
+        lost=None,
+        epoch=int(row[0]),
+        server_moved=replid is not None and row[4] != replid.encode(),
+        behind_ms=max(0, int(row[1]) - now),
+        late_ms=max(0, now - int(float(earliest[1]))) if earliest else 0,
+        due=due,
+        parked=parked,
+        used_operations=int(row[2]),
+        used_bytes=int(row[3]),
+        sampled=sampled,
+        sampled_bytes=sampled_bytes,
+    )
