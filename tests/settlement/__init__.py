@@ -1,0 +1,1 @@
+"""The workers' side: settling, sessions, leases and handlers, on a real store and with real processes."""
