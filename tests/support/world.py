@@ -52,11 +52,14 @@ def moved_scripts(replacements: Mapping[str, str] | None = None) -> dict[str, lu
 class BelievingClock(StoreClock):
     """Believes every time: these tests move the store's clock, the estimate has tests of its own."""
 
+    bound = MAX_SAFE_INTEGER
+    """The upper bound of every guard (ms)."""
+
     def observe(self, store_ms: int, sent_at: float, received_at: float) -> None:
         pass
 
-    def not_after(self, limit_ms: int = 0) -> int:
-        return MAX_SAFE_INTEGER
+    def not_after(self, limit: int = 0) -> int:
+        return self.bound
 
 
 def terms(**changes: Any) -> Terms:
@@ -83,8 +86,9 @@ class World:
     ) -> None:
         self.connection = connection
         self.revisions = Revisions(authority, "1", "3")
+        self.clock = BelievingClock()
         self.store = TenantStore(
-            TENANT, connection, BelievingClock(), self._epoch_moved, scripts or moved_scripts()
+            TENANT, connection, self.clock, self._epoch_moved, scripts or moved_scripts()
         )
         self.reads = TenantReads(TENANT, connection, connection)
         self.keys = self.store.keys
