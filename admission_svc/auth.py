@@ -114,13 +114,12 @@ class Desk:
     async def _authenticate(self, token: Token) -> Visit:
         handle = await self._runtime.tenant(token.tenant)
         snapshot = await handle.snapshots.get()
-        if token.authority8 != snapshot.revisions.authority[:8]:
-            snapshot = await handle.snapshots.reload(snapshot)
-            _check_authority(token, snapshot)
-        record = await handle.snapshots.token(snapshot, token.token_id)
+        record = None
+        if token.authority8 == snapshot.revisions.authority[:8]:
+            record = await handle.snapshots.token(snapshot, token.token_id)
         if record is None:
             # An emptied store knows no token either: a lost tenant must not look like a bad token.
-            snapshot = await handle.snapshots.reload(snapshot)
+            snapshot = await _proved(handle, snapshot)
             _check_authority(token, snapshot)
             record = await handle.snapshots.token(snapshot, token.token_id)
         if record is None or not _fits(token, record):
@@ -132,6 +131,19 @@ class Desk:
     def _check_expiry(self, expires_ms: int) -> None:
         if expires_ms and self._runtime.clock.lower_ms() >= expires_ms:
             raise Denied("the token has expired", unauthenticated=True)
+
+
+async def _proved(handle: TenantHandle, snapshot: Snapshot) -> Snapshot:
+    """``snapshot`` if the store still holds its revisions, else a fresh one; TenantLost where there is none.
+
+    A snapshot that holds is kept, with the tokens remembered in it: bad tokens must not make it cheap to have
+    everything read again.
+    """
+    try:
+        await handle.reads.check(snapshot.revisions)
+    except (SnapshotMoved, TenantLost):
+        return await handle.snapshots.reload(snapshot)
+    return snapshot
 
 
 def _bearer(header: bytes) -> Token:

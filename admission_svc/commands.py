@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import Final, Literal
+from typing import Final, Literal, NoReturn
 
 import msgspec
 
@@ -161,10 +161,7 @@ class Commands:
         candidates = tuple(sorted(peer for peer in interaction.audience.peers if peer in peers))
         why = await self._refused() or ("" if candidates else "no eligible peer is registered")
         if why:
-            found = await self._recorded(asked)
-            if found is None:
-                raise Unavailable(why)
-            return found
+            return await self._recorded(asked) or await _unavailable(visit, why)
         new = _operation(asked, contract, interaction, candidates, command, profile.serial)
         return await self._admit(asked, new)
 
@@ -279,6 +276,16 @@ def _operation(
         command_id=command.command_id,
         accepted=accepted_payload(command.name),
     )
+
+
+async def _unavailable(visit: Visit, why: str) -> NoReturn:
+    """Refuse for a reason that may change, unless it has changed already: the directory may name a peer by
+    now that the snapshot does not know.
+    """
+    fresh = await visit.handle.snapshots.reload(visit.snapshot)
+    if fresh.revisions != visit.revisions:
+        raise SnapshotMoved("the tenant's policy or directory moved")
+    raise Unavailable(why)
 
 
 def _verdict(reply: Reply) -> Verdict:

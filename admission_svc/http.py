@@ -21,6 +21,8 @@ Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Header: TypeAlias = tuple[bytes, bytes]
+Stream: TypeAlias = Callable[[Send], Awaitable[None]]
+"""An answer that sends itself: nothing can refuse it any more."""
 
 JSON: Final = (b"content-type", b"application/json")
 LONGEST_WAIT_S: Final = 30
@@ -59,15 +61,14 @@ async def send_reply(send: Send, reply: Reply) -> None:
 class Call:
     """One request of a route: its path values, headers and body."""
 
-    __slots__ = ("headers", "method", "path", "query", "receive", "send")
+    __slots__ = ("headers", "method", "path", "query", "receive")
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive) -> None:
         self.method: str = scope["method"]
         self.path: dict[str, str] = scope.get("path_params", {})
         self.headers: Sequence[Header] = scope["headers"]
         self.query: bytes = scope["query_string"]
         self.receive = receive
-        self.send = send
 
     def header(self, name: bytes) -> bytes | None:
         """The value of a header that may be there once; InvalidInput where it is repeated."""

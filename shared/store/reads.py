@@ -184,6 +184,10 @@ class TenantReads:
         self._check(first, revisions)
         return unrefused(rest)
 
+    async def check(self, revisions: Revisions) -> None:
+        """Return only while ``revisions`` hold: raises TenantLost or SnapshotMoved."""
+        await self._guarded(self._connection, revisions)
+
     async def session(self, session_id: str, revisions: Revisions) -> SessionRecord | None:
         """One coherent reading of a session: its state includes every fact through its head and none after
         it.

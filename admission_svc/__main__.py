@@ -1,0 +1,47 @@
+"""``python -m admission_svc``: one door process, set up by ``LOCKGATE_*``, drained by SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from admission_svc.app import Door
+from admission_svc.server import make_server
+from shared.config import AdmissionSettings, SettingError, read
+from shared.store.runtime import Runtime
+from shared.telemetry import MetricsServer, configure_logs, logger
+
+_WRONG_SETTINGS = 2
+
+
+def run(settings: AdmissionSettings) -> None:
+    """Serve until a signal. Raises SettingError for a store URL that is none, OSError for a port in use."""
+    try:
+        runtime = Runtime(settings.redis_url, settings.declared_durability)
+    except ValueError as error:
+        raise SettingError(f"LOCKGATE_REDIS_URL: {error}") from None
+    configure_logs(settings, "admission")
+    log = logger("lockgate.admission")
+    door = Door(runtime, settings)
+    own_port = settings.metrics_port != settings.port
+    with MetricsServer(settings.host, settings.metrics_port if own_port else -1) as metrics:
+
+        def told(port: int) -> None:
+            log.info("listening", host=settings.host, port=port, metrics_port=metrics.port)
+
+        make_server(door, settings, door.drain, told).run()
+    log.info("ended")
+
+
+def main() -> int:
+    """The exit status: 0 after an orderly end, 2 for wrong settings."""
+    try:
+        run(read(AdmissionSettings, os.environ))
+    except (SettingError, OSError) as error:
+        print(f"lockgate admission: {error}", file=sys.stderr)  # noqa: T201 -- before there is a log
+        return _WRONG_SETTINGS
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
