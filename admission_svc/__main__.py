@@ -6,7 +6,7 @@ import os
 import sys
 
 from admission_svc.app import Door
-from admission_svc.server import make_server
+from admission_svc.server import DoorServer, configuration
 from shared.config import AdmissionSettings, SettingError, read
 from shared.store.runtime import Runtime
 from shared.telemetry import MetricsServer, configure_logs, logger
@@ -29,7 +29,7 @@ def run(settings: AdmissionSettings) -> None:
         def told(port: int) -> None:
             log.info("listening", host=settings.host, port=port, metrics_port=metrics.port)
 
-        make_server(door, settings, door.drain, told).run()
+        DoorServer(configuration(door, settings), door.drain, told).run()
     log.info("ended")
 
 

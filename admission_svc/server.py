@@ -134,11 +134,9 @@ async def _sweeping(connections: set[Any]) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def make_server(
-    app: Any, settings: AdmissionSettings, drain: Callable[[], None], told: Callable[[int], None]
-) -> DoorServer:
-    """The server of one process; ``told`` learns the port in use."""
-    config = uvicorn.Config(
+def configuration(app: Any, settings: AdmissionSettings) -> uvicorn.Config:
+    """How the door is served."""
+    return uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
@@ -151,4 +149,3 @@ def make_server(
         server_header=False,
         timeout_graceful_shutdown=settings.drain_seconds,
     )
-    return DoorServer(config, drain, told)
