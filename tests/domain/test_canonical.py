@@ -218,11 +218,19 @@ def test_parts_are_written_like_documents(rules: Rules, marker: str) -> None:
     assert doc.canonical(doc.value) == whole
 
 
+@pytest.mark.parametrize("part", ['{"\ue000":1,"😀":2}', "[1e16,1e-6,0.1,100000000000000000000.0]"])
+def test_parts_that_need_the_exact_way_get_it(part: str) -> None:
+    doc = parse(f'{{"z":{part}}}'.encode(), INVOCATION)
+    assert isinstance(doc.value, dict)
+    assert doc.canonical(doc.value["z"]) == written(part)
+
+
 def test_values_of_ours_are_written_the_same_way() -> None:
     value: Any = {"\ufb33": 1, "😀": [1.0, 1e16, 1e-6, -0.0, 0.1], "a": {"d": True, "c": None}, "b": "e-7,"}
     text = json.dumps(value)
     assert canonical(value) == parse(text.encode(), INVOCATION).canonical()
     assert canonical({"b": 1, "a": [True, None, "x"]}) == b'{"a":[true,null,"x"],"b":1}'
+    assert canonical({"\ue000": 1, "😀": 2}) == '{"😀":2,"\ue000":1}'.encode()
 
 
 @pytest.mark.parametrize(
