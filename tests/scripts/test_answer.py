@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shared.domain.records import answer_digest, encode
@@ -168,7 +170,7 @@ async def test_the_bytes_are_stored_as_they_came(world: World) -> None:
 # Fences
 
 
-async def lost(world: World, new: NewOperation, grant: Grant, **terms: object) -> None:
+async def lost(world: World, new: NewOperation, grant: Grant, **terms: Any) -> None:
     """Let the lease run out and offer the work again."""
     await world.at(grant.until_ms)
     await world.decide(new, grant.until_ms, **terms)
