@@ -1,1 +1,1 @@
-"""Side-by-side measurements: ratios of alternating runs in one go, because absolute times of a shared machine mean little."""
+"""Side-by-side measurements: ratios of alternating runs, as absolute times of shared machines mean little."""

@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 load client: keep-alive connections, each with one request under way, bodies made beforehand."""
+"""A small HTTP/1.1 load client: keep-alive connections, one request under way on each, made beforehand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass
 class Load:
-    """What one run saw. ``latencies`` in ms, in the order of completion; ``statuses`` counts by status code."""
+    """What one run saw. ``latencies`` in ms, by completion; ``statuses`` counts by status code."""
 
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
@@ -27,8 +27,13 @@ class Load:
 
     def percentile(self, share: float) -> float:
         """Latency in ms below which ``share`` of the requests stayed."""
-        ordered = sorted(self.latencies)
-        return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+        return percentile(self.latencies, share)
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """The value below which ``share`` of them lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 class _Client(asyncio.Protocol):

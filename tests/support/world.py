@@ -88,7 +88,7 @@ class World:
         self.revisions = Revisions(authority, "1", "3")
         self.clock = BelievingClock()
         self.store = TenantStore(
-            TENANT, connection, self.clock, self._epoch_moved, scripts or moved_scripts()
+            TENANT, connection, self.clock, self.epoch_moved, scripts or moved_scripts()
         )
         self.reads = TenantReads(TENANT, connection, connection)
         self.keys = self.store.keys
@@ -101,7 +101,7 @@ class World:
             await register_peer(connection, TENANT, PeerRecord(peer))
         return cls(connection, authority, scripts)
 
-    async def _epoch_moved(self, store: TenantStore, authority: str) -> None:
+    async def epoch_moved(self, store: TenantStore, authority: str) -> None:
         self.epochs_moved += 1
         meta = await self.connection.call("HGET", self.keys.meta, "replid")
         info = await self.connection.call("INFO", "replication")

@@ -1,0 +1,102 @@
+"""A command's way through a sidecar against its handler called directly, and what a command keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from statistics import median
+
+import httpx
+
+from shared.store.connection import Connection
+from shared.store.keys import Keys
+from tests.bench.load import percentile
+from tests.bench.table import Row
+from tests.bench.world import TENANT, System, command
+
+COMMANDS = 300
+HANDLED = b'{"result":{"done":true}}'
+
+
+def rows(system: System) -> list[Row]:
+    """One command at a time: p50 of POST with ``Prefer: wait`` until settled, beside the handler alone."""
+    return asyncio.run(_measure(system))
+
+
+async def _handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        await reader.readexactly(int(head.partition(b"content-length:")[2].split(b"\r\n")[0]))
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n")
+        writer.write(b"content-length: %d\r\n\r\n" % len(HANDLED) + HANDLED)
+        await writer.drain()
+    except (asyncio.IncompleteReadError, ConnectionError):
+        pass
+    finally:
+        writer.close()
+
+
+async def _measure(system: System) -> list[Row]:
+    server = await asyncio.start_server(_handle, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    sidecar = await asyncio.to_thread(system.sidecar, url)
+    session = await asyncio.to_thread(system.new_session)
+    before = await _bytes(system)
+    direct, through = [], []
+    headers = {
+        "Authorization": f"Bearer {system.token}",
+        "Prefer": "wait=10",
+        "Content-Type": "application/json",
+    }
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{system.door_port}", headers=headers) as door:
+        for _ in range(COMMANDS):
+            body = command(f"c-{secrets.token_hex(8)}")
+            began = time.perf_counter()
+            async with httpx.AsyncClient() as fresh:
+                (await fresh.post(url, content=body)).raise_for_status()
+            direct.append((time.perf_counter() - began) * 1000)
+            began = time.perf_counter()
+            answer = await door.post(f"/v1/sessions/{session}/commands", content=body)
+            through.append((time.perf_counter() - began) * 1000)
+            assert answer.status_code == 201, answer.text
+        state = (await door.get(f"/v1/sessions/{session}/commands/{json.loads(body)['command_id']}")).json()[
+            "state"
+        ]
+    assert state == "settled", state
+    kept = (await _bytes(system) - before) / COMMANDS
+    server.close()
+    await asyncio.to_thread(sidecar.terminate)
+    return _table(direct, through, kept)
+
+
+def _table(direct: list[float], through: list[float], kept: float) -> list[Row]:
+    d50, t50 = median(direct), median(through)
+    stored = len(command("c-0123456789abcdef"))
+    return [
+        Row("handler called directly", f"p50 {d50:.2f} ms, p99 {percentile(direct, 0.99):.2f} ms"),
+        Row(
+            "command to outcome through door and sidecar",
+            f"p50 {t50:.2f} ms, p99 {percentile(through, 0.99):.2f} ms",
+            f"{t50 / d50:.1f} x direct",
+            "p50 ≤ 2 x direct + 5 ms",
+            t50 <= 2 * d50 + 5,
+        ),
+        Row(
+            "memory of the store per settled command",
+            f"{kept:,.0f} bytes",
+            f"{kept / stored:.2f} x the command",
+        ),
+    ]
+
+
+async def _bytes(system: System) -> int:
+    """Bytes of all keys of the tenant, as the store counts them."""
+    total = 0
+    async with Connection(system.store.url) as connection:
+        keys = await connection.call("KEYS", f"lg:{{{TENANT}}}:*")
+        assert Keys(TENANT).meta in keys
+        for reply in await connection.pipeline(*(("MEMORY", "USAGE", key, "SAMPLES", 0) for key in keys)):
+            total += int(reply)
+    return total
