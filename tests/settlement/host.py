@@ -8,25 +8,29 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
+
 from settlement_svc.handler import Endpoint
 from settlement_svc.settle import Settler
 from settlement_svc.sidecar import Sidecar
 from shared.domain.contract import Contract, parse_bundle
 from shared.domain.guard import TimeGuard
 from shared.domain.ids import MessageKind, command_operation_id, intent_digest, message_id
-from shared.domain.records import Admission, Operation, accepted_payload, encode
+from shared.domain.records import Admission, Answer, Operation, accepted_payload, answer_digest, encode
 from shared.store import registry
 from shared.store.codes import Code
 from shared.store.contracts import Contracts
 from shared.store.reads import StoredFact
 from shared.store.registry import PeerRecord
-from shared.store.replies import NewOperation, NewSession, Offer, SessionRecord
+from shared.store.replies import Claim, Grant, NewOperation, NewSession, Offer, SessionRecord
 from shared.store.runtime import Runtime, TenantHandle
 from tests.support.polling import wait_until
 
 TENANT = "acme"
 PEER = "worker"
 LEASE = {"leaseMs": 400, "renewMs": 100, "claimTimeoutMs": 300, "maxClaims": 3}
+
+DONE = Answer(result=msgspec.Raw(b'{"ok":true}'), state=msgspec.Raw(b'{"n":1}'), state_revision="0")
 
 
 def contract(
@@ -39,7 +43,9 @@ def contract(
     retry: dict[str, int] | None = None,
     peers: tuple[str, ...] = (PEER,),
 ) -> Contract:
-    """A profile with the command ``work.do``: any object in; ``{"ok": true}`` is success, ``{"again": true}`` a retry."""
+    """A profile with the command ``work.do``: any object in; ``{"ok": true}`` is success, ``{"again":
+    true}`` a retry.
+    """
     anything: dict[str, Any] = {"type": "object"}
     session: dict[str, Any] = {
         "id": "urn:x:work",
@@ -105,7 +111,9 @@ class Host:
     async def open(self, session_id: str = "s1") -> None:
         profile = self.contract.session
         assert profile is not None
-        new = NewSession(session_id, "a1", profile.id, profile.version, self.contract.digest, "alice", profile.initial)
+        new = NewSession(
+            session_id, "a1", profile.id, profile.version, self.contract.digest, "alice", profile.initial
+        )
         revisions = (await self.handle.snapshots.get()).revisions
         reply = await self.handle.store.open_session(new, revisions, self._guard())
         assert reply.code is Code.OK
@@ -162,6 +170,46 @@ class Host:
         revisions = (await self.handle.snapshots.get()).revisions
         assert (await self.handle.store.close_session(session_id, revisions)).code is Code.OK
 
+    # Working by hand, as a worker of the outbox would
+
+    async def grant(
+        self,
+        operation_id: str,
+        *,
+        attempt: int = 1,
+        lease_ms: int = 60_000,
+        holder: str = "h1",
+        peer: str = PEER,
+    ) -> Grant:
+        """Claim with the gate open."""
+        claim = Claim(
+            operation_id=operation_id,
+            branch=0,
+            peer=peer,
+            attempt=attempt,
+            holder=holder,
+            lease_ms=lease_ms,
+            max_claims=3,
+            open_gate=True,
+            session_id="s1",
+        )
+        revisions = (await self.handle.snapshots.get()).revisions
+        reply = await self.handle.store.claim(claim, revisions)
+        assert isinstance(reply, Grant), reply
+        return reply
+
+    async def store_answer(self, granted: Grant, answer: Answer = DONE) -> None:
+        body = encode(answer)
+        revisions = (await self.handle.snapshots.get()).revisions
+        reply = await self.handle.store.answer(granted.lease, answer_digest(body), body, revisions)
+        assert reply.code is Code.OK
+
+    async def lost(self, operation_id: str) -> bool:
+        """Whether the lease or offer has run out."""
+        op = await self.handle.reads.operation(operation_id)
+        assert op is not None
+        return op.branches[0].until_ms < self.runtime.clock.lower_ms()
+
     # Reading back
 
     def operation_id(self, command_id: str) -> str:
@@ -198,7 +246,8 @@ class Host:
         """Wait until a command has settled; its one outcome."""
         found = await wait_until(lambda: self.outcomes(command_id, session_id), within)
         assert len(found) == 1
-        return found[0]
+        only: dict[str, Any] = found[0]
+        return only
 
     # Working in this process
 

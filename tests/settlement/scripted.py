@@ -36,7 +36,9 @@ async def succeed(document: Document) -> bytes:
 
 
 class ScriptedHandler:
-    """Listens on loopback and answers with what ``script`` gives for each document; None drops the connection."""
+    """Listens on loopback and answers with what ``script`` gives for each document; None drops the
+    connection.
+    """
 
     def __init__(self, script: Script = succeed) -> None:
         self.script = script
