@@ -52,6 +52,11 @@ class ScriptedHandler:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}/work"
 
+    @property
+    def open_connections(self) -> int:
+        """How many are being served."""
+        return len(self._tasks)
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self
@@ -90,9 +95,21 @@ class ScriptedHandler:
         length = int(head.split("content-length:")[1].split("\r\n")[0])
         document = json.loads(await reader.readexactly(length))
         self.calls.append(document)
-        said = await self.script(document)
+        said = await self._unless_left(reader, document)
         if said is not None:
             writer.write(said)
             await writer.drain()
             writer.write_eof()
             await reader.read()
+
+    async def _unless_left(self, reader: asyncio.StreamReader, document: Document) -> bytes | None:
+        """What the script says, None when the caller hangs up before."""
+        saying = asyncio.ensure_future(self.script(document))
+        leaving = asyncio.ensure_future(reader.read())
+        try:
+            await asyncio.wait((saying, leaving), return_when=asyncio.FIRST_COMPLETED)
+            return saying.result() if saying.done() else None
+        finally:
+            saying.cancel()
+            leaving.cancel()
+            await asyncio.gather(saying, leaving, return_exceptions=True)
