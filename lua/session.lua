@@ -80,8 +80,12 @@ if verb == 'turn' then
   end
   local r = redis.call('HMGET', KEYS[6], 'at', 'phase', 'b:0')
   local b = parse_branch(r[3])
-  if not r[1] or not b or b[STATUS] ~= 'pending' or (r[2] ~= 'admitted' and r[2] ~= 'active') then
+  if not b or b[STATUS] ~= 'pending' or (r[2] ~= 'admitted' and r[2] ~= 'active') then
     return { 'TERMINAL', now }
+  end
+  -- The outbox is named by the caller: that of another peer is never touched.
+  if string.match(KEYS[7], '[^:]+$') ~= b[PEER] then
+    return { 'CONFLICT', now }
   end
   local deadline = tonumber(string.match(r[1], '^%d+ (%d+)'))
   if now >= deadline then
@@ -102,13 +106,14 @@ if verb == 'purge' then
   if session[1] ~= 'closing' or session[4] ~= '0' then
     return { 'CONFLICT', now }
   end
-  local kept = {}
+  local kept, named = {}, {}
   for i = 7, #KEYS do
     local r = redis.call('HMGET', KEYS[i], 'phase', 'intent', 'tombstone')
-    if not r[3] then
+    if not r[3] and not named[KEYS[i]] then
       if r[1] ~= 'settled' then
         return { 'CONFLICT', now }
       end
+      named[KEYS[i]] = true
       kept[#kept + 1] = { KEYS[i], r[2] }
     end
   end
