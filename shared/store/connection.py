@@ -39,7 +39,8 @@ __all__ = [
 ]
 
 _FIRST_PAUSE_S: Final = 0.02
-_LONGEST_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 0.5
+_REST_S: Final = 0.25
 _AWAY: Final = "the store cannot be reached"
 _NOT_READY: Final = frozenset({"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"})
 
@@ -78,7 +79,6 @@ class Connection:
         self._connecting: asyncio.Task[Link] | None = None
         self._parked = 0
         self._parked_bytes = 0
-        self._pause_s = _FIRST_PAUSE_S
         self._not_before = 0.0
         self._closed = False
         self._loads: dict[str, asyncio.Task[Reply]] = {}
@@ -196,19 +196,15 @@ class Connection:
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
-                    link = await self._open()
+                    return await self._open()
             except (OSError, TimeoutError, StoreUnavailable, ReplyLost, ReplyError) as error:
                 refused = isinstance(error, ReplyError) and error.code not in _NOT_READY
                 wait = pause * random.uniform(0.5, 1.0)  # noqa: S311
                 if refused or loop.time() + wait >= deadline:
-                    self._not_before = loop.time() + self._pause_s * random.uniform(0.5, 1.0)  # noqa: S311
-                    self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+                    self._not_before = loop.time() + _REST_S * random.uniform(0.5, 1.0)  # noqa: S311
                     raise StoreUnavailable(str(error) if refused else _AWAY) from error
-                await asyncio.sleep(wait)
-                pause = min(2 * pause, _LONGEST_PAUSE_S)
-            else:
-                self._pause_s = _FIRST_PAUSE_S
-                return link
+            await asyncio.sleep(wait)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     async def _open(self) -> Link:
         link = await self._address.open(lambda: Link(self._limits, self._lost))

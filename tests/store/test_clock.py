@@ -151,11 +151,20 @@ def test_ten_seconds_back_and_forth_is_no_jump(machines: Machines) -> None:
     assert -3 < machines.off_by <= 0
 
 
-def test_two_steps_back_and_their_return_is_no_jump(machines: Machines) -> None:
+def test_a_slow_reply_tells_that_the_former_line_holds_again(machines: Machines) -> None:
+    machines.jump(-10_000)
+    machines.request()
+    machines.jump(10_000)
+    machines.request(back_ms=3_000)
+    assert -3 < machines.off_by <= 0
+
+
+@pytest.mark.parametrize("step", [3_000, 10_000])
+def test_two_steps_back_and_their_return_is_no_jump(machines: Machines, step: float) -> None:
     for _ in range(2):
-        machines.jump(-3_000)
+        machines.jump(-step)
         machines.request()
-    machines.jump(6_000)
+    machines.jump(2 * step)
     machines.request()
     assert not machines.suspect()
     assert -3 < machines.off_by <= 0

@@ -195,6 +195,66 @@ async def test_an_overdue_reply_loses_all_that_wait() -> None:
     assert bench.wire.aborted
 
 
+class HandLoop:
+    """The running loop with a clock and timers that the test moves by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[tuple[float, asyncio.Handle]] = []
+        self._loop = asyncio.get_running_loop()
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, callback: Any) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, (), self._loop)
+        self.timers.append((when, handle))
+        return handle
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    def move_to(self, now: float) -> None:
+        self.now = now
+        while due := [timer for timer in self.timers if timer[0] <= now]:
+            self.timers.remove(due[0])
+            if not due[0][1].cancelled():
+                due[0][1]._run()
+
+
+async def test_every_call_has_its_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = HandLoop()
+    bench = Bench(Limits(timeout_s=10))
+    monkeypatch.setattr(bench.link, "_loop", loop)
+    first = bench.echo("a")
+    loop.move_to(7)
+    second = bench.echo("b")
+    await turn()
+    bench.link.data_received(b"+a\r\n")
+    assert await first == b"a"
+    for now in (10, 11, 16.9):
+        loop.move_to(now)
+        assert not bench.link.gone
+    loop.move_to(17.5)
+    loop.move_to(18)
+    with pytest.raises(ReplyLost, match="in time"):
+        await second
+
+
+async def test_a_link_without_calls_has_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = HandLoop()
+    bench = Bench(Limits(timeout_s=10))
+    monkeypatch.setattr(bench.link, "_loop", loop)
+    for start in (0, 100):
+        loop.move_to(start)
+        future = bench.echo("a")
+        await turn()
+        bench.link.data_received(b"+a\r\n")
+        assert await future == b"a"
+        loop.move_to(start + 99)
+        assert loop.timers == []
+
+
 async def test_replies_in_time_never_lose_the_link() -> None:
     loop = asyncio.get_running_loop()
     bench = Bench(Limits(timeout_s=0.05))

@@ -23,7 +23,8 @@ CHANNEL = b"lg:{acme}:wake"
 
 @pytest.fixture
 async def wake(redis_url: str) -> AsyncIterator[Wake]:
-    async with Wake(redis_url) as made:
+    # No check of the socket falls into a test: what happens, happens at once.
+    async with Wake(redis_url, check_s=LONG) as made:
         yield made
 
 
@@ -161,11 +162,33 @@ async def test_short_watches_do_not_subscribe_anew(wake: Wake, raw: redis.Redis)
     assert raw.info("commandstats")["cmdstat_subscribe"]["calls"] == 1
 
 
+async def test_a_tenant_is_not_left_before_its_time(redis_url: str, raw: redis.Redis) -> None:
+    raw.config_resetstat()
+    async with Wake(redis_url, check_s=0.01, linger_s=LONG) as wake:
+        async with wake.watch("acme", ["s:1"]) as watcher:
+            await settled(wake, watcher)
+        await wait_until(lambda: raw.info("commandstats").get("cmdstat_ping", {}).get("calls", 0) > 5)
+        assert names(raw) == [CHANNEL]
+
+
+async def test_a_hint_for_a_tenant_just_left_disturbs_nobody(redis_url: str, raw: redis.Redis) -> None:
+    async with FaultProxy(redis_url) as proxy, Wake(proxy.url, check_s=LONG, linger_s=0) as wake:
+        async with wake.watch("acme", ["s:1"]) as acme:
+            await settled(wake, acme)
+        proxy.hold_replies()
+        raw.publish(CHANNEL, "s:1")
+        async with wake.watch("zeta", ["s:1"]) as zeta:
+            await wait_until(lambda: names(raw) == [])
+            proxy.pass_on()
+            await settled(wake, zeta, "zeta")
+        assert proxy.connections == 1
+
+
 async def test_everybody_is_woken_when_the_store_comes_back(
     own_store: EmbeddedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
-        Wake(own_store.url) as wake,
+        Wake(own_store.url, check_s=LONG) as wake,
         wake.watch("acme", ["s:1"]) as acme,
         wake.watch("zeta", ["s:2"]) as zeta,
     ):
