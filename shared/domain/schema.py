@@ -56,7 +56,12 @@ class Validator:
         if self._compiled.is_valid(value):
             return
         fault = next(iter(self._compiled.iter_errors(value)))
-        raise InvalidInput(at(path, *fault.instance_path), shown(fault.message, _RULE_LENGTH))
+        rule = (
+            "is not allowed by the schema"
+            if fault.kind.name == "falseSchema"
+            else shown(fault.message, _RULE_LENGTH)
+        )
+        raise InvalidInput(at(path, *fault.instance_path), rule)
 
     def allows(self, value: Json) -> bool:
         """Whether ``value`` satisfies the schema."""
