@@ -21,14 +21,14 @@ from shared.domain.ids import IdKind, check, check_uri
 from shared.domain.interaction import CompletionMode, Delivery, Interaction, Projection
 from shared.domain.schema import Validator
 from shared.domain.shape import at, choice, members, obj, quoted, text
-from shared.domain.source import read_source
+from shared.domain.source import MAX_BUNDLE_BYTES, read_source
 from shared.domain.strict import Json
 
 MAX_INTERACTIONS: Final = 128
 MAX_NAMES: Final = 256
 """Commands, and updates, of one profile."""
-MAX_STATE_BYTES: Final = 262_144
-"""Canonical bytes of a session's view state; it travels with every command of a serial session."""
+MAX_STATE_BYTES: Final = MAX_BUNDLE_BYTES
+"""Canonical bytes of a session's view state, which travels with every command. No initial one is larger."""
 NO_STATE: Final = b"{}"
 
 
@@ -106,7 +106,7 @@ def parse_bundle(source: bytes) -> Contract:
         raise Unsupported("pipelines are not offered by this host")
     document = canonical(value, "bundle")
     # What is registered is read again from its canonical form, by every process that meets it.
-    value = parse(document, INVOCATION, root="bundle").value
+    value = parse(document, INVOCATION, max_bytes=MAX_BUNDLE_BYTES, root="bundle").value
     found = members(value, "bundle", ("contract", "version", "interactions"), ("session",))
     interactions = _interactions(found["interactions"], "/interactions")
     return Contract(
@@ -231,7 +231,5 @@ def _state(found: dict[str, Json], execution: Execution, path: str) -> tuple[Val
     # Read again under the rules of sessions, which hold for the state as they hold for what handlers answer.
     initial = parse(canonical(found["initial"], start), SESSION, root=start)
     written = initial.check_payload(initial.value, start)
-    if len(written) > MAX_STATE_BYTES:
-        raise InvalidInput(start, f"must not exceed {MAX_STATE_BYTES} bytes")
     validator.check(initial.value, start)
     return validator, written
