@@ -23,17 +23,17 @@ from shared.cli.base import (
     tenant_option,
 )
 from shared.domain.ids import IdKind
-from shared.domain.records import Decision
 from shared.store.inspecting import (
+    DecisionView,
     Found,
     Inspector,
     OperationRow,
     OperationView,
+    ParkedView,
     SessionRow,
     SessionView,
     Window,
 )
-from shared.store.parked import ParkedItem
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -183,7 +183,7 @@ def inspect_reservation(
     print_facts(
         [
             ("reservation", view.reservation_id),
-            ("state", view.fields.get("reservation", "gone: the id stays unusable")),
+            ("state", _reservation_text(view)),
             ("operation", view.summary.operation_id),
             ("command", view.summary.command_id),
             ("session", view.summary.session_id),
@@ -191,6 +191,15 @@ def inspect_reservation(
             ("decision", _decision_text(view.summary.decision)),
         ]
     )
+
+
+def _reservation_text(view: OperationView) -> str:
+    found = _reservation_json(view)
+    if found["state"] is None:
+        return "gone: the id stays unusable"
+    if found["replayUntilMs"] is None:
+        return str(found["state"])
+    return f"{found['state']} since {instant(found['settledAtMs'])}, until {instant(found['replayUntilMs'])}"
 
 
 def _reservation_json(view: OperationView) -> dict[str, Any]:
@@ -255,7 +264,7 @@ def _operation_facts(view: OperationView) -> list[tuple[str, object]]:
     return facts
 
 
-def _decision_text(decision: Decision | None) -> str:
+def _decision_text(decision: DecisionView | None) -> str:
     if decision is None:
         return ""
     return (
@@ -264,7 +273,7 @@ def _decision_text(decision: Decision | None) -> str:
     )
 
 
-def _parked_text(item: ParkedItem) -> str:
+def _parked_text(item: ParkedView) -> str:
     return f"since {instant(item.since_ms)}, {item.tries} tries, next {instant(item.next_ms)}: {item.reason}"
 
 
@@ -378,7 +387,7 @@ def list_parked(as_json: bool, tenant: str | None, redis_url: str | None) -> Non
     """
     found = look(tenant, redis_url, lambda inspector: inspector.parked())
     if as_json:
-        rows = [{"member": name, **_camel(item)} for name, item in sorted(found.items())]
+        rows = [{"member": name, **msgspec.to_builtins(item)} for name, item in sorted(found.items())]
         print_json({"parked": rows})
         return
     print_table(
@@ -389,15 +398,6 @@ def list_parked(as_json: bool, tenant: str | None, redis_url: str | None) -> Non
         ],
         "nothing is parked",
     )
-
-
-def _camel(item: ParkedItem) -> dict[str, Any]:
-    return {
-        "reason": item.reason,
-        "sinceMs": item.since_ms,
-        "tries": item.tries,
-        "nextMs": item.next_ms,
-    }
 
 
 @list_group.command("due")
@@ -412,7 +412,7 @@ def list_due(limit: int, as_json: bool, tenant: str | None, redis_url: str | Non
     """
     rows = look(tenant, redis_url, lambda inspector: inspector.due(limit))
     if as_json:
-        print_json({"due": [{**msgspec.to_builtins(row), "parked": row.parked is not None} for row in rows]})
+        print_json({"due": rows})
         return
     print_table(
         ("MEMBER", "AT", "IN", "PARKED"),

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from shared.domain.ids import IdKind, check, command_operation_id, reservation_id
-from shared.domain.records import Admission, Branch, Decision
+from shared.domain.records import Admission, Branch
 from shared.store.connection import Connection, ReplyError
 from shared.store.keys import Keys
 from shared.store.parked import Parked, ParkedItem
@@ -47,6 +47,29 @@ class Found(msgspec.Struct, Generic[T], frozen=True):
     cursor: str | None
 
 
+class DecisionView(msgspec.Struct, frozen=True, rename="camel"):
+    """How an operation closed."""
+
+    outcome: str
+    reason: str
+    settlement: str
+    at_ms: int
+
+
+class ParkedView(msgspec.Struct, frozen=True, rename="camel"):
+    """Why settling failed on something, since when, how often it was tried, and when it is tried next."""
+
+    reason: str
+    since_ms: int
+    tries: int
+    next_ms: int
+
+    @classmethod
+    def of(cls, item: ParkedItem) -> ParkedView:
+        """The same, named for JSON."""
+        return cls(item.reason, item.since_ms, item.tries, item.next_ms)
+
+
 class OperationRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One operation in a list. ``phase`` is ``tombstone`` for an id that only stays unusable.
 
@@ -61,7 +84,7 @@ class OperationRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     principal: str = ""
     admitted_at_ms: int = 0
     deadline_ms: int = 0
-    decision: Decision | None = None
+    decision: DecisionView | None = None
     reservation: str = ""
     unreadable: str | None = None
 
@@ -130,7 +153,7 @@ class OperationView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     branches: tuple[BranchView, ...] = ()
     wakes_at_ms: int | None = None
     seat: str = ""
-    parked: ParkedItem | None = None
+    parked: ParkedView | None = None
     fields: dict[str, str] = {}
 
 
@@ -150,7 +173,7 @@ class DueRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     member: str
     at_ms: int
     in_ms: int
-    parked: ParkedItem | None = None
+    parked: ParkedView | None = None
 
 
 class Inspector:
@@ -193,7 +216,7 @@ class Inspector:
         """The next wake-ups, the earliest first."""
         now = await store_now_ms(self._connection)
         flat = await self._connection.call("ZRANGE", self.keys.due, 0, limit - 1, "WITHSCORES")
-        parked = await Parked(self._connection, self.tenant).items()
+        parked = await self.parked()
         return [
             DueRow(
                 member=_text(member),
@@ -204,9 +227,10 @@ class Inspector:
             for member, score in zip(flat[::2], flat[1::2], strict=True)
         ]
 
-    async def parked(self) -> dict[str, ParkedItem]:
+    async def parked(self) -> dict[str, ParkedView]:
         """What settling could not decide, by its member of ``due``."""
-        return await Parked(self._connection, self.tenant).items()
+        found = await Parked(self._connection, self.tenant).items()
+        return {member: ParkedView.of(item) for member, item in found.items()}
 
     async def operation(self, operation_id: str) -> OperationView | None:
         """One operation whole, None where the key is unused."""
@@ -225,7 +249,9 @@ class Inspector:
             summary=row,
             reservation_id=str(reservation_id(operation_id)),
             wakes_at_ms=_score(score),
-            parked=_tolerant(lambda: _parked.decode(parked)) if isinstance(parked, bytes) else None,
+            parked=_tolerant(lambda: ParkedView.of(_parked.decode(parked)))
+            if isinstance(parked, bytes)
+            else None,
             fields={name: _shown(name, value) for name, value in stored.items()},
         )
         if row.unreadable is not None or row.phase == "tombstone":
@@ -397,11 +423,16 @@ def _operation_row(operation_id: str, reply: Any) -> OperationRow:
             principal=frozen.principal,
             admitted_at_ms=admitted,
             deadline_ms=deadline,
-            decision=read_decision(decision) if decision else None,
+            decision=_decision(decision) if decision else None,
             reservation=(reservation or b"").decode().split(" ")[0],
         )
     except (ValueError, msgspec.MsgspecError) as error:
         return OperationRow(operation_id=operation_id, unreadable=f"the record does not read: {error}")
+
+
+def _decision(stored: bytes) -> DecisionView:
+    found = read_decision(stored)
+    return DecisionView(found.outcome, found.reason, found.settlement, found.at_ms)
 
 
 def _session_row(session_id: str, reply: Any) -> SessionRow:
