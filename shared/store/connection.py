@@ -236,24 +236,23 @@ class Script(Protocol):
         """Its SHA-1 in hex, by which the store knows it."""
 
 
-_ROUNDS: Final = 8
-_FORGETFUL: Final = "the store forgets its scripts as fast as they are loaded"
+_LOADS: Final = 3
 
 
 async def evalsha(conn: Connection, script: Script, keys: Sequence[Arg], args: Sequence[Arg]) -> Reply:
     """Run a script, loading it first where the store does not know it (after a restart or SCRIPT FLUSH).
 
     Raises as :meth:`Connection.call` does. NOSCRIPT proves that the script has not run: running it then
-    repeats nothing.
+    repeats nothing. Where the store forgets it again and again, its text goes along, which needs no cache.
     """
-    for _ in range(_ROUNDS):
+    for _ in range(_LOADS):
         try:
             return await conn.call("EVALSHA", script.sha, len(keys), *keys, *args)
         except ReplyError as error:
             if error.code != "NOSCRIPT":
                 raise
         await conn.load(script)
-    raise StoreUnavailable(_FORGETFUL)
+    return await conn.call("EVAL", script.source, len(keys), *keys, *args)
 
 
 async def evalsha_many(
@@ -265,21 +264,20 @@ async def evalsha_many(
     ReplyLost (this member may have run) or StoreUnavailable (it has not). Raises the latter two only where
     they hold for all.
     """
-    commands = [("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls]
-    ends: list[Reply] = await conn.pipeline(*commands)
-    for _ in range(_ROUNDS):
+    rests = [(len(keys), *keys, *args) for keys, args in calls]
+    ends: list[Reply] = await conn.pipeline(*[("EVALSHA", script.sha, *rest) for rest in rests])
+    for done in range(1, _LOADS + 1):
         again = _not_run(ends)
         if not again:
             break
+        verb: tuple[Arg, Arg] = ("EVALSHA", script.sha) if done < _LOADS else ("EVAL", script.source)
         try:
             await conn.load(script)
-            replies = await conn.pipeline(*[commands[place] for place in again])
+            replies = await conn.pipeline(*[(*verb, *rests[place]) for place in again])
         except Unavailable as error:
             replies = [error] * len(again)
         for place, reply in zip(again, replies, strict=True):
             ends[place] = reply
-    for place in _not_run(ends):
-        ends[place] = StoreUnavailable(_FORGETFUL)
     return ends
 
 
