@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -23,6 +24,7 @@ def run(settings: AdmissionSettings) -> None:
     configure_logs(settings, "admission")
     log = logger("lockgate.admission")
     door = Door(runtime, settings)
+    _spare_the_collector()
     own_port = settings.metrics_port != settings.port
     with MetricsServer(settings.host, settings.metrics_port if own_port else -1) as metrics:
 
@@ -31,6 +33,15 @@ def run(settings: AdmissionSettings) -> None:
 
         DoorServer(configuration(door, settings), door.drain, told).run()
     log.info("ended")
+
+
+def _spare_the_collector() -> None:
+    """What is here now stays; what a request makes is freed by its count. Looking for cycles as often as the
+    defaults do took an eighth of the door's time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def main() -> int:

@@ -8,7 +8,6 @@ found before the router is asked.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -173,33 +172,35 @@ class _Serving:
             return
         started = time.perf_counter()
         try:
-            answer = await self._answer(Call(scope, receive))
-            if isinstance(answer, Reply):
-                self._count(answer.status)
-                await send_reply(send, answer)
-                self._seconds.observe(time.perf_counter() - started)
-            elif answer is not None:
-                self._count(200)
-                await answer(send)
-        except asyncio.CancelledError:
-            # A server that must stop now cancels what is under way: its callers are told to repeat it.
-            with contextlib.suppress(Exception):
-                await send_reply(send, UNEXPECTED)
-            raise
-        finally:
-            self._door.end_request()
-
-    async def _answer(self, call: Call) -> Reply | Stream | None:
-        try:
-            return await self._handler(call)
+            answer = await self._handler(Call(scope, receive))
         except LockgateError as refusal:
-            return reply_to(refusal)
+            answer = reply_to(refusal)
         except Disconnected:
             self._count(_LEFT)
-            return None
+            return
+        except asyncio.CancelledError:
+            # A server that must stop now cancels what is under way: its callers are told to repeat it.
+            await send_reply(send, UNEXPECTED)
+            raise
         except Exception:  # noqa: BLE001 -- the last place that can answer instead of breaking off
             _log.exception("request.failed", route=self._path, method=self._method)
-            return UNEXPECTED
+            answer = UNEXPECTED
+        finally:
+            self._door.end_request()
+        if isinstance(answer, Reply):
+            self._count(answer.status)
+            await send_reply(send, answer)
+            self._seconds.observe(time.perf_counter() - started)
+        else:
+            self._count(200)
+            await self._stream(answer, send)
+
+    async def _stream(self, answer: Stream, send: Send) -> None:
+        self._door.begin_request()
+        try:
+            await answer(send)
+        finally:
+            self._door.end_request()
 
     def _count(self, status: int) -> None:
         counter = self._counters.get(status)

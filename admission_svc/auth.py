@@ -89,16 +89,19 @@ class Desk:
         self._known[digest] = visit
         return visit
 
-    async def serve(self, header: bytes | None, work: Callable[[Visit], Awaitable[T]]) -> T:
+    async def serve(
+        self, header: bytes | None, work: Callable[[Visit], Awaitable[T]], visit: Visit | None = None
+    ) -> T:
         """Do ``work`` as the caller behind ``header``; where the snapshot it was decided under has moved,
-        authenticate and decide anew, a few times at once.
+        authenticate and decide anew, a few times at once. ``visit`` is one that was made just now.
 
         A lost tenant is looked at once more: an operator may have adopted it, which makes its old tokens bad
         rather than the tenant lost. Raises what ``work`` raises, or Unavailable.
         """
         lost = False
         for _ in range(_ROUNDS):
-            visit = await self.visit(header)
+            if visit is None:
+                visit = await self.visit(header)
             try:
                 return await work(visit)
             except SnapshotMoved:
@@ -109,6 +112,7 @@ class Desk:
                 if lost:
                     raise
                 lost = True
+            visit = None
         raise Unavailable("the tenant's policy or directory keeps changing")
 
     async def _authenticate(self, token: Token) -> Visit:

@@ -6,7 +6,6 @@ written. Names are those of DASP.md where the draft has one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -14,14 +13,13 @@ import msgspec
 
 from shared.domain.canonical import Document
 from shared.domain.errors import InputFault, InvalidInput
-from shared.domain.ids import MAX_SAFE, IdKind, check, safe_integer
+from shared.domain.ids import MAX_SAFE, IdKind, check, check_uri, safe_integer
 from shared.domain.records import CommandError
-from shared.domain.shape import array, at, members
+from shared.domain.shape import array, at, members, text
 
 MAX_BATCH: Final = 100
 MAX_PAGE: Final = 100
 _ROOT: Final = "body"
-_URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[!-~]+")
 
 Id: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9._:-]{1,128}$")]
 Name: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_.-]{0,127}$")]
@@ -51,12 +49,10 @@ class SessionOpen(Closed, frozen=True):
         """Raises InvalidInput with the place and the rule."""
         found = members(value, _ROOT, ("actor_id", "profile"))
         profile = members(found["profile"], "/profile", ("id", "version"))
-        uri, version = profile["id"], profile["version"]
-        if not isinstance(uri, str) or len(uri) > 1024 or _URI.fullmatch(uri) is None:
-            raise InvalidInput("/profile/id", "must be an absolute URI of at most 1024 characters")
-        if not isinstance(version, str) or not 0 < len(version) <= 64:
-            raise InvalidInput("/profile/version", "must be text of 1 to 64 characters")
-        return cls(check(IdKind.ACTOR, found["actor_id"], "/actor_id"), ProfileRef(uri, version))
+        asserted = ProfileRef(
+            check_uri(profile["id"], "/profile/id"), text(profile["version"], "/profile/version", 64)
+        )
+        return cls(check(IdKind.ACTOR, found["actor_id"], "/actor_id"), asserted)
 
 
 class CommandSubmit(Closed, frozen=True):
@@ -101,7 +97,7 @@ class Command(msgspec.Struct, frozen=True):
     traceparent: str = ""
 
 
-def read_command(document: Document, header_id: str | None) -> Command:
+def read_command(document: Document, header_id: str | None, trace: str = "") -> Command:
     """The one command in a body, its id there or in the ``Idempotency-Key`` header, or the same in both.
 
     Raises InvalidInput with the place and the rule.
@@ -116,9 +112,17 @@ def read_command(document: Document, header_id: str | None) -> Command:
         if "command_id" in found and found["command_id"] != header_id:
             raise InvalidInput("Idempotency-Key", "must equal the command_id of the body")
     name = check(IdKind.NAME, found["name"], "/name")
-    return Command(
-        command_id, name, found["input"], document.check_payload(found["input"], "/input"), "/input"
-    )
+    payload = found["input"]
+    written = _cut_out(document.canonical(), command_id, name) if len(found) == 3 else None
+    written = document.check_payload(payload, "/input", written)
+    return Command(command_id, name, payload, written, "/input", traceparent=trace)
+
+
+def _cut_out(whole: bytes, command_id: str, name: str) -> bytes:
+    """The canonical input out of a canonical command: its members sort as command_id, input, name, and ids
+    and names are written as they are.
+    """
+    return whole[len(command_id) + 25 : -len(name) - 11]
 
 
 def read_batch(document: Document) -> Iterator[Command]:

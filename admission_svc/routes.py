@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-import msgspec
-
 from admission_svc.auth import Desk, Visit
 from admission_svc.commands import Commands, Verdict, count
 from admission_svc.http import (
@@ -102,17 +100,15 @@ class SessionRoutes:
                 trace = value
         if call.query:
             call.parameters()
-        await self._desk.visit(header)
+        visit = await self._desk.visit(header)
         document = await call.document()
-        command = read_command(document, None if key is None else key_header(key))
-        if trace is not None:
-            command = msgspec.structs.replace(command, traceparent=traceparent(trace))
+        command = read_command(document, None if key is None else key_header(key), traceparent(trace))
 
-        async def judge(visit: Visit) -> Verdict:
-            return await self._commands.submit(visit, session_id, command)
+        async def judge(current: Visit) -> Verdict:
+            return await self._commands.submit(current, session_id, command)
 
         try:
-            verdict = await self._desk.serve(header, judge)
+            verdict = await self._desk.serve(header, judge, visit)
         except BaseException:
             count(None)
             raise

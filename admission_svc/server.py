@@ -146,6 +146,7 @@ def configuration(app: Any, settings: AdmissionSettings) -> uvicorn.Config:
         lifespan="on",
         log_config=None,
         access_log=False,
+        proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=settings.drain_seconds,
     )

@@ -134,14 +134,15 @@ class Document:
             return orjson.dumps(sub, option=_WRITE)
         return strict.canonical_form(sub)  # type: ignore[arg-type]  # part of self.value
 
-    def check_payload(self, sub: object, path: str) -> bytes:
+    def check_payload(self, sub: object, path: str, written: bytes | None = None) -> bytes:
         """Give the canonical bytes of ``sub``, found at ``path``, if it is a payload under the rules of this
         document.
 
         Under ``SESSION`` it must be an object within the limits of a payload, counted from itself. Raises
-        InvalidInput.
+        InvalidInput. ``written`` saves writing it where the caller has cut it out of the whole.
         """
-        written = self.canonical(sub)
+        if written is None:
+            written = self.canonical(sub)
         limits = self.rules.payload
         if limits is not None:
             if not isinstance(sub, dict):

@@ -109,7 +109,7 @@ def check_uri(value: object, path: str, longest: int = 512) -> str:
 
 
 def _framed(*parts: bytes) -> bytes:
-    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    return b"".join([len(part).to_bytes(8, "big") + part for part in parts])
 
 
 def _utf8(text: str, path: str) -> bytes:

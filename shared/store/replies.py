@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -37,6 +38,9 @@ class Revisions(msgspec.Struct, frozen=True):
     directory: str
 
 
+_CODES: Final[dict[bytes | int, Code]] = {code.value.encode(): code for code in Code}
+
+
 class Reply(msgspec.Struct, frozen=True):
     """A script's answer: its code, the store's time when it ran (ms), and its further values."""
 
@@ -47,10 +51,8 @@ class Reply(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, raw: Sequence[bytes | int]) -> Reply:
         """Read ``{code, now, ...}``."""
-        values = tuple(v if isinstance(v, bytes) else str(v).encode() for v in raw[2:])
-        return cls(
-            Code(bytes(raw[0]).decode()) if not isinstance(raw[0], int) else Code.INVALID, int(raw[1]), values
-        )
+        values = tuple([v if isinstance(v, bytes) else str(v).encode() for v in raw[2:]])
+        return cls(_CODES[raw[0]], int(raw[1]), values)
 
     def text(self, index: int) -> str:
         """The value at ``index`` as text, "" where there is none."""
