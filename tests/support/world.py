@@ -5,9 +5,13 @@ that the test sets, so boundary instants are exact and nothing trusts the caller
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import lua
 from shared.domain.decide import Change, Event, Terms, apply
@@ -43,10 +47,31 @@ end
 """
 
 
+OVERLAY = "LOCKGATE_TEST_LUA"
+"""Names a folder whose files stand in for those under ``lua/``: the mutants of tests.mutants."""
+
+
+@contextmanager
+def _overlaid() -> Iterator[None]:
+    folder = os.environ.get(OVERLAY)
+    if not folder:
+        yield
+        return
+    shipped = lua._read
+
+    def read(path: str) -> str:
+        other = Path(folder) / path
+        return other.read_text() if other.exists() else shipped(path)
+
+    with patch.object(lua, "_read", read):
+        yield
+
+
 def moved_scripts(replacements: Mapping[str, str] | None = None) -> dict[str, lua.Script]:
     """Every script with the test's clock, and with further includes replaced."""
     parts = {"time": MOVED_CLOCK, **(replacements or {})}
-    return {name: lua.pin(name, lua.expand(name, parts)) for name in lua.NAMES}
+    with _overlaid():
+        return {name: lua.pin(name, lua.expand(name, parts)) for name in lua.NAMES}
 
 
 class BelievingClock(StoreClock):
