@@ -69,7 +69,7 @@ class Validator:
 
 
 def _uncompilable(bad: jsonschema_rs.ValidationError) -> str:
-    if "retriev" in bad.message.lower() or "registry" in bad.message.lower():
+    if "not present in a registry" in bad.message:
         return "refers to something outside of itself; references must stay inside the schema"
     return f"is not a schema: {shown(bad.message, _RULE_LENGTH)}"
 

@@ -176,6 +176,7 @@ def test_a_wrong_interaction_is_refused_where_it_is_wrong(change: dict[str, Any]
 
 
 def test_bounds_are_inclusive() -> None:
+    assert MAX_RESULT_BYTES == 57_344
     read(bundle(timeoutMs=30 * 86_400_000, lease={"leaseMs": 3_600_000}, maxResultBytes=MAX_RESULT_BYTES))
     read(bundle(retention={"replayMs": 12_000}, lease={"leaseMs": 10}))
     assert read(bundle(lease={"leaseMs": 10})).interactions["work"].lease.renew_ms == 3
@@ -197,6 +198,7 @@ def test_bounds_are_inclusive() -> None:
         ({"fraction": [4, 3]}, "/fraction"),
         ({"fraction": [0.5, 1]}, "/fraction/0"),
         ({"fraction": [1]}, "/fraction"),
+        ({"fraction": [1, 2, 3]}, "/fraction"),
         ({"fraction": 0.5}, "/fraction"),
         ({"share": 1}, "/share"),
     ],

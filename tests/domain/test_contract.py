@@ -117,6 +117,18 @@ def test_a_session_section_is_a_profile() -> None:
         read(bundle()).command("demo.work")
 
 
+def test_a_profile_may_be_as_large_as_this() -> None:
+    made = with_session(
+        profileVersion="v" * 64,
+        commands={f"c{i}": "work" for i in range(256)},
+        updates={f"u{i}": {} for i in range(256)},
+    )
+    made["interactions"] = {f"i{n}": LEAST for n in range(127)} | made["interactions"]
+    profile = read(made).session
+    assert profile is not None
+    assert (len(profile.commands), len(profile.updates)) == (256, 256)
+
+
 def test_a_profile_without_state_views_an_empty_object() -> None:
     for execution in ("serial", "concurrent"):
         profile = read(
@@ -143,6 +155,8 @@ def _deep(levels: int) -> dict[str, Any]:
         ({"profileVersion": 1}, "/session/profileVersion"),
         ({"profileVersion": ""}, "/session/profileVersion"),
         ({"profileVersion": "a\nb"}, "/session/profileVersion"),
+        ({"profileVersion": "v" * 65}, "/session/profileVersion"),
+        ({"updates": {f"u{i}": {} for i in range(257)}}, "/session/updates"),
         ({"execution": "parallel"}, "/session/execution"),
         ({"onUncertain": "ask"}, "/session/onUncertain"),
         ({"commands": {}}, "/session/commands"),

@@ -102,6 +102,15 @@ def test_an_empty_or_blank_key_is_no_key(key: str) -> None:
         check(IdKind.INVOCATION_KEY, key)
 
 
+def test_only_a_principal_may_not_be_called_like_the_session_namespace() -> None:
+    assert check(IdKind.SESSION, "dasp") == check(IdKind.CLIENT, "dasp") == "dasp"
+
+
+def test_the_numbers_that_others_rely_on() -> None:
+    assert MAX_SAFE == 9_007_199_254_740_991
+    assert [kind.value for kind in MessageKind] == [1, 2, 3]
+
+
 def test_a_refusal_without_place_names_the_kind() -> None:
     with pytest.raises(InvalidInput) as caught:
         check(IdKind.TENANT, "no tenant")
@@ -117,6 +126,12 @@ def test_a_hostile_length_is_refused_before_its_pattern_runs() -> None:
 @pytest.mark.parametrize("uri", ["urn:example:dasp:counter", "https://example.com/a?b#c", "tag:x,2024:%20"])
 def test_absolute_uris(uri: str) -> None:
     assert check_uri(uri, "/id") == uri
+
+
+def test_a_uri_has_at_most_512_characters() -> None:
+    assert check_uri("urn:" + "a" * 508, "/id")
+    with pytest.raises(InvalidInput):
+        check_uri("urn:" + "a" * 509, "/id")
 
 
 @pytest.mark.parametrize(
@@ -270,7 +285,14 @@ def test_lone_surrogates_have_no_identity() -> None:
 @pytest.mark.requirement("RT-TIME-08", "RT-GUARD-09")
 def test_an_instant_beyond_the_safe_integers_is_refused() -> None:
     assert safe_add_ms(MAX_SAFE - 30_000, 30_000) == MAX_SAFE
-    for instant, duration in ((MAX_SAFE - 30_000, 30_001), (MAX_SAFE, 1), (0, MAX_SAFE + 1), (0, -1)):
+    assert safe_add_ms(5, -5) == 0
+    for instant, duration in (
+        (MAX_SAFE - 30_000, 30_001),
+        (MAX_SAFE, 1),
+        (0, MAX_SAFE + 1),
+        (0, -1),
+        (5, -6),
+    ):
         with pytest.raises(InvalidInput) as caught:
             safe_add_ms(instant, duration)
         assert caught.value.path == "deadline"

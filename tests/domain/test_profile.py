@@ -262,6 +262,7 @@ def test_a_contract_may_allow_more_or_less() -> None:
 
 def test_the_number_of_updates_and_the_size_of_an_answer_are_bounded() -> None:
     contract, _ = session()
+    assert MAX_UPDATES == 64
     update = {"name": "demo.done", "data": {}}
     assert len(answered({"result": {}, "updates": [update] * MAX_UPDATES}, contract).updates) == MAX_UPDATES
     assert refused({"result": {}, "updates": [update] * (MAX_UPDATES + 1)}, contract).path == "/updates"

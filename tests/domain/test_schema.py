@@ -73,7 +73,8 @@ def listening() -> Iterator[tuple[str, list[str]]]:
 )
 def test_nothing_is_fetched_over_the_network(listening: tuple[str, list[str]], shape: Any) -> None:
     url, asked = listening
-    refused(json.loads(json.dumps(shape).replace("URL", url)))
+    rule = refused(json.loads(json.dumps(shape).replace("URL", url))).rule
+    assert "outside" in rule or "2020-12" in rule
     assert asked == []
 
 
@@ -203,7 +204,7 @@ def test_nothing_is_filled_in_or_changed() -> None:
 # Pointers and typed equality
 
 
-@pytest.mark.parametrize("pointer", ["", "/", "/a", "/a/0", "/a~0b~1c", "/é", "//"])
+@pytest.mark.parametrize("pointer", ["/" + "a" * 1023, "", "/", "/a", "/a/0", "/a~0b~1c", "/é", "//"])
 def test_json_pointers(pointer: str) -> None:
     assert check_pointer(pointer, "/p") == pointer
 
