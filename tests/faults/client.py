@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -128,7 +128,9 @@ class Client:
         answer = await self._http.put(self._url(f"/v1/sessions/{session}"), json=body)
         assert answer.status_code in (200, 201), answer.text
 
-    async def once(self, command: Command, amount: int | None = None, **headers: str) -> Reply:
+    async def once(
+        self, command: Command, amount: int | None = None, headers: Mapping[str, str] | None = None
+    ) -> Reply:
         """One attempt; whatever comes back, or nothing, is a reply."""
         if amount is None:
             self.journal.sent(command)
