@@ -102,6 +102,13 @@ class Host:
             await Contracts(TENANT, runtime.connection).register(terms)
             yield cls(url, runtime, await runtime.tenant(TENANT), terms)
 
+    @contextlib.asynccontextmanager
+    async def join(self, url: str) -> AsyncIterator[Host]:
+        """The same tenant as another process sees it, perhaps through a proxy."""
+        async with Runtime(url) as runtime:
+            await runtime.refresh()
+            yield Host(url, runtime, await runtime.tenant(TENANT), self.contract)
+
     # Admission, as the door does it
 
     def _guard(self) -> TimeGuard:
@@ -262,8 +269,10 @@ class Host:
             await asyncio.gather(task, return_exceptions=True)
 
     @contextlib.asynccontextmanager
-    async def sidecar(self, url: str, *, peer: str = PEER, concurrency: int = 4) -> AsyncIterator[Sidecar]:
-        """A sidecar and its settling loop in this process."""
+    async def sidecar(
+        self, url: str, *, peer: str = PEER, concurrency: int = 4, drain_s: float = 0.2
+    ) -> AsyncIterator[Sidecar]:
+        """A sidecar and its settling loop in this process; the end of the block drains it."""
         sidecar = Sidecar(
             self.runtime,
             self.handle,
@@ -273,7 +282,7 @@ class Host:
             concurrency=concurrency,
         )
         stop = asyncio.Event()
-        running = asyncio.create_task(sidecar.run(stop, drain_s=0.2))
+        running = asyncio.create_task(sidecar.run(stop, drain_s))
         try:
             async with self.settling():
                 yield sidecar

@@ -243,7 +243,9 @@ async def _ended(host: Host) -> list[dict[str, dict[str, str]]]:
     return [json.loads(fact.payload) for fact in await host.facts() if fact.kind == "outcome"]
 
 
-async def test_a_long_session_is_purged_in_chunks_by_whoever_goes_on(redis_url: str, raw: Any) -> None:
+async def test_a_long_session_is_purged_in_chunks_by_whoever_goes_on(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, raw: Any
+) -> None:
     count = TOMBSTONES_PER_CHUNK + 10
     async with Host.create(redis_url, contract()) as host:
         await host.open()
@@ -260,12 +262,12 @@ async def test_a_long_session_is_purged_in_chunks_by_whoever_goes_on(redis_url: 
             chunks.append(reply.code)
             return reply
 
-        host.handle.store.purge = dying  # type: ignore[method-assign, assignment]
+        monkeypatch.setattr(host.handle.store, "purge", dying)
         with pytest.raises(Undecidable):
             await host.settler.sessions.advance("s1")
         assert await phase(host) == "closing"
         assert 0 < sum(raw.hexists(key, "tombstone") for key in raw.keys("lg:{acme}:op:*")) < count
-        host.handle.store.purge = purge  # type: ignore[method-assign]
+        monkeypatch.setattr(host.handle.store, "purge", purge)
         async with host.settling():
             await wait_until(lambda: _closed(host))
         assert sum(raw.hexists(key, "tombstone") for key in raw.keys("lg:{acme}:op:*")) == count

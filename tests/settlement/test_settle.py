@@ -84,7 +84,9 @@ async def test_an_answer_stays_until_the_decision_that_used_it(redis_url: str, r
 
 
 @pytest.mark.requirement("RT-DUR-08", "DASP-CORE-006b", "RT-STORE-16")
-async def test_a_lost_reply_of_the_decision_is_resolved_by_reading_again(redis_url: str) -> None:
+async def test_a_lost_reply_of_the_decision_is_resolved_by_reading_again(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with Host.create(redis_url, contract()) as host, FaultProxy(redis_url) as proxy:
         await host.open()
         for command in ("c0", "c1"):
@@ -109,7 +111,7 @@ async def test_a_lost_reply_of_the_decision_is_resolved_by_reading_again(redis_u
                 codes.append(reply.code)
                 return reply
 
-            handle.store.replace = cut_off  # type: ignore[method-assign, assignment]
+            monkeypatch.setattr(handle.store, "replace", cut_off)
             assert await Settler(far, handle).settle(operation, "s1") is Verdict.NOTHING
             assert codes == ["lost"]
         assert len(await host.outcomes("c1")) == 1
@@ -117,7 +119,9 @@ async def test_a_lost_reply_of_the_decision_is_resolved_by_reading_again(redis_u
 
 @pytest.mark.case(27, 31)
 @pytest.mark.requirement("RT-OWN-03", "DASP-CORE-006b", "RT-OWN-08")
-async def test_a_recoverer_that_slept_between_reading_and_writing_is_refused(redis_url: str) -> None:
+async def test_a_recoverer_that_slept_between_reading_and_writing_is_refused(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two recoverers read the same lost lease; what the slower one decided from it no longer holds."""
     async with Host.create(redis_url, contract(retry={"backoffMs": 1})) as host:
         await host.open()
@@ -140,7 +144,7 @@ async def test_a_recoverer_that_slept_between_reading_and_writing_is_refused(red
                 return reply
 
             codes: list[Code] = []
-            handle.store.replace = sleepy  # type: ignore[method-assign, assignment]
+            monkeypatch.setattr(handle.store, "replace", sleepy)
             await wait_until(lambda: host.lost(operation))
             sleeping = asyncio.create_task(slow.settle(operation))
             await read.wait()
