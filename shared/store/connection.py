@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import weakref
-import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -31,7 +28,6 @@ __all__ = [
     "ReplyError",
     "ReplyLost",
     "Script",
-    "Store",
     "StoreUnavailable",
     "evalsha",
     "evalsha_many",
@@ -283,61 +279,3 @@ async def evalsha_many(
 
 def _not_run(ends: list[Reply]) -> list[int]:
     return [place for place, end in enumerate(ends) if isinstance(end, ReplyError) and end.code == "NOSCRIPT"]
-
-
-class Store:
-    """The connections of one process to one store, by purpose, so that none waits behind work of another
-    kind.
-
-    ``hot`` carries scripts: one connection, or up to four where a slow disk makes one the limit (each waits
-    for its own fsync). ``bulk`` carries pages and other big reads. Blocking reads get a connection of their
-    own.
-    """
-
-    MOST_HOT: Final = 4
-
-    def __init__(self, url: str, hot: int = 1, limits: Limits | None = None, connect_s: float = 2.0) -> None:
-        if not 1 <= hot <= self.MOST_HOT:
-            raise ValueError(f"the number of hot store connections must be from 1 to {self.MOST_HOT}")
-        self.address = Address.parse(url)
-        self._limits = limits or Limits()
-        self._connect_s = connect_s
-        self._hot = [self._connection(self._limits) for _ in range(hot)]
-        self._blocking: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self.bulk = self._connection(self._limits)
-
-    def hot(self, tenant: str, spread: str = "") -> Connection:
-        """The connection for scripts of this tenant; ``spread`` (a session id) divides one tenant's among
-        all.
-        """
-        if len(self._hot) == 1:
-            return self._hot[0]
-        return self._hot[zlib.crc32(f"{tenant}/{spread}".encode()) % len(self._hot)]
-
-    def blocking(self, block_s: float) -> Connection:
-        """A connection for reads that block up to ``block_s`` seconds; its owner closes it, else
-        :meth:`close` does.
-
-        Its replies may take the usual time *after* the block. A cancelled read keeps it busy until the block
-        is over, and what that read would have given is dropped: close the connection then.
-        """
-        limits = replace(self._limits, timeout_s=block_s + self._limits.timeout_s)
-        connection = self._connection(limits)
-        self._blocking.add(connection)
-        return connection
-
-    async def close(self) -> None:
-        """Close every connection made from here."""
-        for connection in (*self._hot, self.bulk, *self._blocking):
-            await connection.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    def _connection(self, limits: Limits) -> Connection:
-        return Connection(self.address, limits, self._connect_s)

@@ -7,13 +7,13 @@ import contextlib
 import gc
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
 
-from shared.domain.errors import Unavailable
-from shared.store.connection import Connection, Limits, ReplyError, ReplyLost, Store, StoreUnavailable
+from shared.store.connection import Connection, Limits, ReplyError, ReplyLost, StoreUnavailable
 from shared.store.embedded import EmbeddedStore
 from tests.support.polling import wait_until
 from tests.support.proxy import FaultProxy
@@ -238,10 +238,11 @@ async def test_a_connection_that_ends_as_it_begins_is_made_anew() -> None:
 
 @pytest.mark.case(95)
 async def test_500_concurrent_calls_over_one_connection_all_succeed(redis_url: str) -> None:
-    async with Store(redis_url) as store:
-        replies = await asyncio.gather(*(store.hot("acme").call("INCR", "k") for _ in range(500)))
+    async with Connection(redis_url) as connection:
+        replies = await asyncio.gather(*(connection.call("INCR", "k") for _ in range(500)))
         assert sorted(replies) == list(range(1, 501))
-        assert sum(b"name=" in line for line in (await store.bulk.call("CLIENT", "LIST")).splitlines()) == 2
+        listed = (await connection.call("CLIENT", "LIST")).splitlines()
+        assert sum(b"name=" in line for line in listed) == 1
 
 
 @pytest.mark.case(95)
@@ -278,16 +279,16 @@ async def test_arguments_that_no_command_can_carry_are_refused(connection: Conne
 
 @pytest.mark.case(93)
 async def test_a_blocking_read_outlives_the_usual_limit(redis_url: str, raw: redis.Redis) -> None:
-    async with Store(redis_url, limits=QUICK) as store:
-        blocking = store.blocking(block_s=0.5)
+    patient = replace(QUICK, timeout_s=0.5 + QUICK.timeout_s)
+    async with Connection(redis_url, patient) as blocking, Connection(redis_url, QUICK) as usual:
         command = ("XREAD", "BLOCK", 500, "STREAMS", "s", "$")
         assert await blocking.call(*command) is None
         reading = asyncio.create_task(blocking.call(*command))
         await wait_until(lambda: raw.info("clients")["blocked_clients"] == 1)
-        assert await store.hot("acme").call("PING") == b"PONG"
+        assert await usual.call("PING") == b"PONG"
         raw.xadd("s", {"a": "b"}, id="1-0")
         assert await reading == [[b"s", [[b"1-0", [b"a", b"b"]]]]]
-        assert await end_of(store.bulk.call("BLPOP", "nothing", 1)) == "lost", "the usual limit would not do"
+        assert await end_of(usual.call("BLPOP", "nothing", 1)) == "lost", "the usual limit would not do"
 
 
 # Closing
@@ -331,29 +332,3 @@ async def test_a_caller_that_gives_up_while_connecting_stops_nobody_else(proxy: 
             await first
         proxy.pass_on()
         assert await second == 1
-
-
-# The connections of a process
-
-
-def test_the_number_of_hot_connections_is_bounded() -> None:
-    for hot in (0, 5):
-        with pytest.raises(ValueError, match="from 1 to 4"):
-            Store("redis://store", hot=hot)
-
-
-def test_tenants_keep_to_one_hot_connection_unless_spread() -> None:
-    store = Store("redis://store", hot=4)
-    assert store.hot("acme") is store.hot("acme")
-    assert len({id(store.hot(f"tenant{n}")) for n in range(50)}) == 4
-    assert len({id(store.hot("acme", f"s{n}")) for n in range(50)}) == 4
-    assert store.bulk not in {store.hot(f"tenant{n}") for n in range(50)}
-
-
-async def test_closing_the_store_closes_its_blocking_connections(redis_url: str, raw: redis.Redis) -> None:
-    async with Store(redis_url, hot=2) as store:
-        reading = asyncio.create_task(end_of(store.blocking(60).call("BLPOP", "k", 60)))
-        await wait_until(lambda: raw.info("clients")["blocked_clients"] == 1)
-    assert await reading == "lost"
-    with pytest.raises(Unavailable):
-        await store.bulk.call("PING")
