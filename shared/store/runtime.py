@@ -7,17 +7,18 @@ import contextlib
 from types import TracebackType
 from typing import Final, Self
 
+from shared.domain.errors import Unavailable
 from shared.store.address import Address
 from shared.store.clock import StoreClock
 from shared.store.codes import Code
-from shared.store.connection import Connection, Limits, StoreUnavailable
+from shared.store.connection import Connection, Limits
 from shared.store.contracts import Contracts
 from shared.store.inspection import Boundary, Durability, inspect, refusal
 from shared.store.keys import Keys
 from shared.store.reads import TenantReads
 from shared.store.registry import store_now_ms
 from shared.store.replies import StoreRefusal, TenantLost
-from shared.store.scripts import TenantStore
+from shared.store.scripts import TenantStore, missing_guard
 from shared.store.snapshot import SnapshotSource
 from shared.store.wake import Wake
 
@@ -102,13 +103,14 @@ class Runtime:
         """Why this process may not serve now, None when it may (DESIGN section 6, case 98)."""
         try:
             durability = self.durability or await self.refresh()
+            unguarded = await missing_guard(self.connection)
         except StoreRefusal as refused:
             return refused.description
-        except (StoreUnavailable, OSError):
+        except (Unavailable, OSError):
             return "the store cannot be reached"
         if not self.connection.connected:
             return "the store cannot be reached"
-        return refusal(durability)
+        return unguarded or refusal(durability)
 
     async def accept_server(self, store: TenantStore, authority: str) -> None:
         """Judge a server that came back with another replication id (DESIGN section 6).
@@ -138,7 +140,8 @@ class Runtime:
     async def _watch(self) -> None:
         """Keep durability and clock current; while the clock is suspect, look for an operator's word."""
         while True:
-            with contextlib.suppress(StoreRefusal, StoreUnavailable, OSError):
+            # Also a reply that was lost or an error while the store loads its data: it comes back.
+            with contextlib.suppress(Unavailable, OSError):
                 await self.refresh()
                 if self.clock.suspect:
                     await self._look_for_accepted_clock()

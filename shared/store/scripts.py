@@ -15,7 +15,7 @@ from shared.domain.decide import Change
 from shared.domain.guard import TimeGuard
 from shared.domain.ids import MessageKind, message_id
 from shared.domain.records import Operation, encode
-from shared.store.clock import StoreClock
+from shared.store.clock import SMALL_ROLLBACK_MS, StoreClock
 from shared.store.codes import Code
 from shared.store.connection import Connection, ReplyError, evalsha
 from shared.store.keys import Keys
@@ -32,12 +32,24 @@ from shared.store.replies import (
     Revisions,
     TenantLost,
 )
+from shared.store.wake import operation_topic, session_topic
 
 Arg = bytes | str | int
-SMALL_ROLLBACK_MS = 250
-"""A step back this small is waited out here; a larger one refuses until time has caught up."""
 TOMBSTONES_PER_CHUNK = 64
 CLIENTS_PER_SESSION = 1000
+
+
+async def missing_guard(connection: Connection) -> str | None:
+    """Why this store cannot judge a transition inside the commit, in words for an operator; None where it can.
+
+    Nothing but a script that runs at the store proves it: a store without that may not serve (RT-GUARD-15,
+    RT-STORE-17). Asks for a tenant that cannot exist and reads nothing else.
+    """
+    try:
+        await evalsha(connection, lua.load("lookup"), [b"lg:{-}:meta", b"lg:{-}:op:"], ["", "", ""])
+    except ReplyError as error:
+        return f"the store does not run the scripts that guard every transition ({error.code})"
+    return None
 
 
 class TenantStore:
@@ -118,7 +130,7 @@ class TenantStore:
         keys = [k.meta, k.op(new.operation_id), k.due]
         if new.session_id:
             keys += [k.session(new.session_id), k.updates(new.session_id), k.queue(new.session_id)]
-        wake = f"s:{new.session_id}" if new.session_id else f"o:{new.operation_id}"
+        wake = session_topic(new.session_id) if new.session_id else operation_topic(new.operation_id)
         args: list[Arg] = [
             revisions.authority,
             revisions.policy,
@@ -266,7 +278,8 @@ class TenantStore:
         if session_id:
             keys += [k.session(session_id), k.updates(session_id), k.queue(session_id)]
         sections = self._sections(op, change, keys)
-        wake = "" if change.only_wakes else f"o:{op.id}" + (f" s:{session_id}" if session_id else "")
+        topics = [operation_topic(op.id), *([session_topic(session_id)] if session_id else [])]
+        wake = "" if change.only_wakes else " ".join(topics)
         reservation = {None: "", "quarantined": "quarantined", "replayable": f"replayable {replay_ms}"}
         args: list[Arg] = [
             revisions.authority,
@@ -389,7 +402,7 @@ class TenantStore:
             revisions.authority,
             revisions.policy,
             self.not_after(),
-            f"s:{session_id}",
+            session_topic(session_id),
             session_id,
         ]
         return await self.run("session", [self.keys.meta, *keys], [*head, *args], revisions.authority)
@@ -403,7 +416,7 @@ class TenantStore:
         return [k.meta, k.op(operation_id), k.due, k.outbox(peer)]
 
     def _lease_head(self, verb: str, revisions: Revisions, not_after: int, operation_id: str) -> list[Arg]:
-        return [verb, revisions.authority, revisions.policy, not_after, f"o:{operation_id}"]
+        return [verb, revisions.authority, revisions.policy, not_after, operation_topic(operation_id)]
 
     async def _lease_verb(
         self, verb: str, lease: Lease, revisions: Revisions, not_after: int, *more: Arg
