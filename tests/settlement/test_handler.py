@@ -123,6 +123,31 @@ async def test_attempts_are_counted_and_end_as_the_contract_says(redis_url: str)
         assert len({call["lease"] for call in handler.calls}) == 3
 
 
+@pytest.mark.case(63)
+async def test_work_lost_between_effect_and_answer_is_recovered_by_its_own_key_without_a_second_effect(
+    redis_url: str,
+) -> None:
+    effects: dict[str, dict[str, Any]] = {}
+
+    async def script(document: Document) -> bytes | None:
+        first = document["effectKey"] not in effects
+        sent = effects.setdefault(document["effectKey"], {"by": document["attempt"]})
+        return None if first else done(document, **sent)
+
+    async with (
+        Host.create(redis_url, contract(effects="idempotent")) as host,
+        ScriptedHandler(script) as handler,
+    ):
+        await host.open()
+        async with host.sidecar(handler.url):
+            for command in ("c1", "c2"):
+                await host.submit(command)
+                outcome = await host.outcome(command)
+                assert (outcome["status"], outcome["output"]["by"]) == ("completed", 1)
+        assert len(handler.calls) == 4
+        assert len(effects) == 2
+
+
 async def test_a_handler_that_never_answers_is_left_at_the_deadline(redis_url: str) -> None:
     left = asyncio.Event()
 
