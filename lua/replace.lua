@@ -90,7 +90,6 @@ if seat ~= '' then
     return { 'ASSERTION', now, 'state', '' }
   end
   waiting = redis.call('ZCARD', KEYS[6])
-  redis.call('XLEN', KEYS[5])
 end
 
 local at = 24
@@ -276,8 +275,10 @@ end
 
 if phase == 'settled' then
   redis.call('ZREM', KEYS[3], operation)
-elseif wake_at and not (seen and seen ~= ARGV[11] and tonumber(seen) < wake_at) then
+elseif wake_at and seen == ARGV[11] then
   redis.call('ZADD', KEYS[3], whole(wake_at), operation)
+elseif wake_at then
+  redis.call('ZADD', KEYS[3], 'LT', whole(wake_at), operation)
 end
 
 if session then

@@ -254,6 +254,23 @@ async def test_an_offer_is_withdrawn_from_and_sent_to_a_named_outbox(world: Worl
     assert (reply.code, reply.text(0)) == (Code.INVALID, "outbox")
 
 
+async def test_an_offer_that_stays_needs_no_outbox(world: World) -> None:
+    op = await world.load(await offered(world))
+    unnamed = msgspec.structs.replace(op, branches=(msgspec.structs.replace(op.branches[0], outbox=None),))
+    words = msgspec.structs.replace(op.branches[0], outbox="=").words()
+    assert (await world.commit(unnamed, one(words))).code is Code.OK
+
+
+@pytest.mark.parametrize("stored", [None, "pending alfa"])
+async def test_a_branch_that_is_missing_or_unreadable_is_not_changed(
+    world: World, stored: str | None
+) -> None:
+    op = await world.load(await offered(world))
+    key = world.keys.op(op.id)
+    await world.connection.call(*(("HDEL", key, "b:0") if stored is None else ("HSET", key, "b:0", stored)))
+    await refused(world, op, taken(op), "status")
+
+
 # What becomes of the words
 
 

@@ -238,6 +238,13 @@ async def test_a_seat_behind_an_open_gate_is_kept_until_its_lease_ran_out(
     assert wakes[TURN] == (grant.until_ms if kept else grant.until_ms + offset)
 
 
+async def test_a_decision_without_facts_ends_the_command_in_its_session(world: World) -> None:
+    (first,) = await queue_of(world, "c1")
+    await end(world, first, facts=())
+    session = await session_of(world)
+    assert (session.busy, session.pending, session.head) == ("", 0, 1)
+
+
 async def test_a_closed_gate_frees_the_seat_at_once(world: World) -> None:
     first, _ = await held(world, open_gate=False)
     await end(world, first)

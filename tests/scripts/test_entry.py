@@ -116,6 +116,20 @@ async def test_the_upper_bound_is_exclusive_positive_and_safe(world: World, verb
     assert code_of(await call()) is DONE.get(verb, Code.OK)
 
 
+@pytest.mark.requirement("RT-GUARD-01")
+@pytest.mark.parametrize("bound", ["not before", "not after"])
+@pytest.mark.parametrize("verb", ["admit", "replace"])
+async def test_a_bound_that_is_no_number_is_invalid(world: World, verb: str, bound: str) -> None:
+    call = await CALLS[verb](world)
+    name, keys, args = await intercepted(world, call)
+    broken = list(args)
+    broken[3 if bound == "not before" else 4] = ""
+    async with unchanged(world):
+        reply = await world.store.run(name, keys, broken, world.revisions.authority)
+    assert (reply.code, reply.text(0)) == (Code.INVALID, "guard")
+    assert (await world.store.run(name, keys, args, world.revisions.authority)).code is Code.OK
+
+
 HINTS = {
     "admit": ["s:s1"],
     "release": ["o:"],

@@ -10,6 +10,7 @@ import pytest
 
 from shared.domain.guard import MAX_SAFE_INTEGER
 from shared.store.codes import Code
+from shared.store.connection import ReplyError
 from shared.store.replies import Lease
 from tests.scripts.scenes import (
     RESULT,
@@ -284,3 +285,21 @@ async def test_no_lease_verb_moves_the_revision(world: World, verb: str) -> None
     lease = await fresh(world, verb)
     assert code_of(await VERBS[verb](world, lease)) is DONE.get(verb, Code.OK)
     assert (await world.load(world.command())).revision == "1"
+
+
+async def test_an_answered_branch_is_still_its_holders_alone(world: World) -> None:
+    _, grant = await answered(world)
+    other_holder = msgspec.structs.replace(grant.lease, holder="h2")
+    assert await world.store.renew([other_holder], 1000, world.revisions) == [(Code.NOT_OWNER, 0)]
+
+
+@pytest.mark.requirement("RT-DUR-06")
+@pytest.mark.parametrize("verb", ["open", "release", "answer"])
+async def test_due_of_another_type_refuses_the_whole_step(world: World, verb: str) -> None:
+    lease = await fresh(world, verb)
+    await world.connection.call("DEL", world.keys.due)
+    await world.connection.call("SET", world.keys.due, "junk")
+    async with unchanged(world):
+        with pytest.raises(ReplyError) as refused:
+            await VERBS[verb](world, lease)
+        assert refused.value.code == "WRONGTYPE"

@@ -15,7 +15,17 @@ from shared.domain.records import PHASES, STATUSES, Decision, Fact, Operation, P
 from shared.store.codes import Code
 from shared.store.connection import ReplyError
 from shared.store.replies import NewOperation, Reply
-from tests.scripts.scenes import answered, held, offered, patch, reword, settled, terminal_change, unchanged
+from tests.scripts.scenes import (
+    answered,
+    held,
+    intercepted,
+    offered,
+    patch,
+    reword,
+    settled,
+    terminal_change,
+    unchanged,
+)
 from tests.support.world import World
 
 DECISION = Decision("failed", "test", "complete")
@@ -154,6 +164,14 @@ async def test_only_the_answers_of_branches_are_free_fields(world: World, field:
     op = await world.load(await offered(world))
     more: dict[str, Any] = {"sets": ((field, b"x"),)} if how == "set" else {"deletes": (field,)}
     await refused(world, op, msgspec.structs.replace(offer(op), **more), Code.INVALID, "field")
+
+
+async def test_an_answer_can_be_deleted_alone(world: World) -> None:
+    new, _ = await answered(world)
+    op = await world.load(new)
+    assert (await world.commit(op, Change(deletes=("r:0",)))).text(0) == "2"
+    row = await world.connection.call("HMGET", world.keys.op(op.id), "r:0", "rev")
+    assert row == [None, b"2"]
 
 
 async def test_the_answers_of_branches_can_be_set_and_deleted(world: World) -> None:
@@ -299,6 +317,17 @@ async def test_a_reservation_moves_with_the_operation(world: World, moved: Any, 
     await world.commit(op, terminal_change(op, reservation=moved))
     value = await world.connection.call("HGET", world.keys.op(op.id), "reservation")
     assert value.decode() == stored.format(now=now + 3, end=now + 3 + 86_400_000)
+
+
+@pytest.mark.parametrize("text", ["replayable soon", "replayable", "expired", "pending"])
+async def test_a_reservation_moves_nowhere_else(world: World, text: str) -> None:
+    op = await world.load(await offered(world))
+    name, keys, args = await intercepted(world, lambda: world.commit(op, terminal_change(op)))
+    broken = [text if arg == "replayable 86400000" else arg for arg in args]
+    assert broken != list(args)
+    async with unchanged(world):
+        reply = await world.store.run(name, keys, broken, world.revisions.authority)
+    assert (reply.code, reply.text(0)) == (Code.INVALID, "reservation")
 
 
 # Durations
