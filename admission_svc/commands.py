@@ -93,31 +93,35 @@ class Commands:
         self._judged: Durability | None = None
         self._refusal: str | None = None
 
-    async def submit(self, visit: Visit, session_id: str, command: Command) -> Verdict:
-        """Judge one command of ``visit``'s caller.
+    def instant(self) -> float:
+        """The local instant at which a request was whole; its admission budget counts from it (RT-TIME-01)."""
+        return self._runtime.clock.monotonic_ms()
+
+    async def submit(self, visit: Visit, session_id: str, command: Command, started_at: float) -> Verdict:
+        """Judge one command of ``visit``'s caller, whose request began at ``started_at`` (:meth:`instant`).
 
         Raises NotFound, Denied, InvalidInput (input that the profile forbids) and Unavailable; SnapshotMoved
         and TenantLost are for :meth:`admission_svc.auth.Desk.serve` to resolve.
         """
         terms = await self.terms(visit, session_id)
         authorize(visit.caller, "command.submit", terms.owner)
-        return await self._judge(visit, session_id, terms.contract, command)
+        return await self._judge(visit, session_id, terms.contract, command, started_at)
 
-    async def submit_many(self, visit: Visit, session_id: str, commands: list[Command]) -> list[Verdict]:
+    async def submit_many(
+        self, visit: Visit, session_id: str, commands: list[Command], started_at: float
+    ) -> list[Verdict]:
         """Judge commands each on its own merits, in order: one that ends in a failure of its own is rejected.
 
-        A failure of the store or the session is that of the whole, which is safe to repeat.
+        They are sent in order over one connection, none waiting for another's reply. A failure of the store
+        or the session is that of the whole, which is safe to repeat.
         """
         terms = await self.terms(visit, session_id)
         authorize(visit.caller, "command.submit", terms.owner)
-        verdicts = []
-        for command in commands:
-            try:
-                verdicts.append(await self._judge(visit, session_id, terms.contract, command))
-            except InvalidInput as fault:
-                code = "limit_exceeded" if fault.too_large else "invalid_message"
-                verdicts.append(_rejected(code, fault.description or code))
-        return verdicts
+        judged = await asyncio.gather(
+            *(self._judge(visit, session_id, terms.contract, command, started_at) for command in commands),
+            return_exceptions=True,
+        )
+        return [_own(ending) for ending in judged]
 
     async def terms(self, visit: Visit, session_id: str) -> SessionTerms:
         """The immutable part of a session, read once per process. NotFound where there is none or no longer.
@@ -143,7 +147,9 @@ class Commands:
             self._sessions.popitem(last=False)
         return terms
 
-    async def _judge(self, visit: Visit, session_id: str, contract: Contract, command: Command) -> Verdict:
+    async def _judge(
+        self, visit: Visit, session_id: str, contract: Contract, command: Command, started_at: float
+    ) -> Verdict:
         if command.written is None:
             assert command.fault is not None, "what has no canonical form has a fault"
             raise command.fault
@@ -163,7 +169,7 @@ class Commands:
         if why:
             return await self._recorded(asked) or await _unavailable(visit, why)
         new = _operation(asked, contract, interaction, candidates, command, profile.serial)
-        return await self._admit(asked, new)
+        return await self._admit(asked, new, started_at)
 
     async def _refused(self) -> str | None:
         """Why no new work may be promised now (DESIGN section 6); None where it may."""
@@ -182,9 +188,9 @@ class Commands:
         reply = await asked.lookup()
         return None if reply.code is Code.ABSENT else _verdict(reply)
 
-    async def _admit(self, asked: _Asked, new: NewOperation) -> Verdict:
+    async def _admit(self, asked: _Asked, new: NewOperation, started_at: float) -> Verdict:
         clock = self._runtime.clock
-        started = clock.lower_ms()
+        started = clock.lower_ms(started_at)
         guard = TimeGuard(started, min(started + ADMISSION_WINDOW_MS, clock.not_after()))
         revisions = asked.visit.revisions
         try:
@@ -276,6 +282,16 @@ def _operation(
         command_id=command.command_id,
         accepted=accepted_payload(command.name),
     )
+
+
+def _own(ending: Verdict | BaseException) -> Verdict:
+    """One command's ending among others: only what is wrong with its own input is its own."""
+    if isinstance(ending, InvalidInput):
+        code = "limit_exceeded" if ending.too_large else "invalid_message"
+        return _rejected(code, ending.description or code)
+    if isinstance(ending, BaseException):
+        raise ending
+    return ending
 
 
 async def _unavailable(visit: Visit, why: str) -> NoReturn:

@@ -104,8 +104,10 @@ class SessionRoutes:
         document = await call.document()
         command = read_command(document, None if key is None else key_header(key), traceparent(trace))
 
+        started_at = self._commands.instant()
+
         async def judge(current: Visit) -> Verdict:
-            return await self._commands.submit(current, session_id, command)
+            return await self._commands.submit(current, session_id, command, started_at)
 
         try:
             verdict = await self._desk.serve(header, judge, visit)
@@ -151,8 +153,9 @@ class SessionRoutes:
             raise InvalidInput("Idempotency-Key", "is refused here: every command of a batch has its own id")
         await self._desk.visit(header)
         commands = list(read_batch(await call.document()))
+        started_at = self._commands.instant()
         verdicts = await self._desk.serve(
-            header, lambda visit: self._commands.submit_many(visit, session_id, commands)
+            header, lambda visit: self._commands.submit_many(visit, session_id, commands, started_at)
         )
         receipts = []
         for command, verdict in zip(commands, verdicts, strict=True):
