@@ -94,7 +94,7 @@ class Commands:
         self._refusal: str | None = None
 
     def instant(self) -> float:
-        """The local instant at which a request was whole; its admission budget counts from it (RT-TIME-01)."""
+        """The local instant at which a request was whole: its budget counts from it (RT-TIME-01)."""
         return self._runtime.clock.monotonic_ms()
 
     async def submit(self, visit: Visit, session_id: str, command: Command, started_at: float) -> Verdict:
