@@ -11,7 +11,8 @@ from shared.domain.guard import MAX_SAFE_INTEGER, TimeGuard
 from shared.domain.records import Answer, Branch
 from shared.store.codes import Code
 from shared.store.connection import ReplyError
-from shared.store.replies import OutOfMemory
+from shared.store.replies import NewOperation, OutOfMemory
+from tests.scripts.scenes import intercepted, unchanged
 from tests.support.world import DIGEST, World
 
 
@@ -160,6 +161,46 @@ async def test_deadline_beyond_safe_integers_is_refused_before_mutation(world: W
     assert (await world.admit(world.invocation(timeout_ms=MAX_SAFE_INTEGER - now))).code is Code.OK
 
 
+@pytest.mark.parametrize(("timeout_ms", "code"), [(0, Code.INVALID), (1, Code.OK)])
+async def test_an_operation_has_time(world: World, timeout_ms: int, code: Code) -> None:
+    before = await world.dump()
+    assert (await world.admit(world.invocation(timeout_ms=timeout_ms))).code is code
+    assert (await world.dump() == before) is (code is Code.INVALID)
+
+
+@pytest.mark.requirement("RT-ADM-24")
+@pytest.mark.parametrize(("count", "code"), [(0, Code.INVALID), (1024, Code.OK), (1025, Code.INVALID)])
+async def test_branches_are_bounded(world: World, count: int, code: Code) -> None:
+    new = world.invocation()
+    new = msgspec.structs.replace(new, offers=new.offers[:1] * count)
+    before = await world.dump()
+    reply = await world.admit(new)
+    assert reply.code is code
+    if code is Code.INVALID:
+        assert reply.text(0) == "branches"
+        assert await world.dump() == before
+    else:
+        assert await world.connection.call("HEXISTS", world.keys.op(new.operation_id), "b:1023") == 1
+
+
+@pytest.mark.requirement("RT-TIME-03")
+@pytest.mark.parametrize("kind", ["invocation", "command"])
+async def test_a_supplied_instant_is_refused(world: World, kind: str) -> None:
+    """Neither the typed call nor the script has a place for one; one argument more refuses the whole."""
+    await world.open()
+    new = world.invocation() if kind == "invocation" else world.command()
+    fields = set(new.__struct_fields__)
+    assert not fields & {"admitted_ms", "deadline_ms", "admitted_at_ms"}
+    for instant in ("admitted_ms", "deadline_ms"):
+        with pytest.raises(TypeError):
+            NewOperation(**{**msgspec.structs.asdict(new), instant: 1})
+    name, keys, args = await intercepted(world, lambda: world.admit(new))
+    async with unchanged(world):
+        reply = await world.store.run(name, keys, [*args, 1], world.revisions.authority)
+    assert (reply.code, reply.text(0)) == (Code.INVALID, "branches")
+    assert (await world.admit(new)).code is Code.OK
+
+
 @pytest.mark.requirement("RT-ADM-24")
 @pytest.mark.parametrize("key", ["due", "outbox", "updates", "queue", "session", "op"])
 async def test_wrong_typed_key_refuses_the_whole_admission(world: World, key: str) -> None:
@@ -210,12 +251,33 @@ async def test_sequences_are_contiguous_per_session_under_concurrent_writers(wor
         assert [fact.sequence for fact in page.facts] == list(range(1, 51))
 
 
-async def test_sequence_space_ends_before_it_wraps(world: World) -> None:
+@pytest.mark.parametrize(("head", "code"), [(-1, Code.OK), (0, Code.SEQUENCE_EXHAUSTED)])
+async def test_sequence_space_ends_before_it_wraps(world: World, head: int, code: Code) -> None:
+    """A million sequences are kept back, so that whatever was admitted can end."""
     await world.open()
-    await world.connection.call("HSET", world.keys.session("s1"), "head", MAX_SAFE_INTEGER - 1_000_000)
+    last = MAX_SAFE_INTEGER - 1_000_000 + head
+    await world.connection.call("HSET", world.keys.session("s1"), "head", last)
     before = await world.dump()
-    assert (await world.admit(world.command())).code is Code.SEQUENCE_EXHAUSTED
-    assert await world.dump() == before
+    reply = await world.admit(world.command())
+    assert reply.code is code
+    if code is Code.OK:
+        assert reply.number(0) == last + 1
+    else:
+        assert await world.dump() == before
+
+
+@pytest.mark.requirement("RT-ADM-24")
+@pytest.mark.parametrize("broken", range(4))
+async def test_every_outbox_of_an_invocation_is_looked_at_before_the_first_write(
+    world: World, broken: int
+) -> None:
+    peers = ("alfa", "bravo", "charlie", "delta")
+    await world.connection.call("DEL", world.keys.outbox(peers[broken]))
+    await world.connection.call("SET", world.keys.outbox(peers[broken]), "junk")
+    async with unchanged(world):
+        with pytest.raises(ReplyError) as refused:
+            await world.admit(world.invocation(peers=peers))
+        assert refused.value.code == "WRONGTYPE"
 
 
 @pytest.mark.requirement("DASP-CORE-003e")

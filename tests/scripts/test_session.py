@@ -15,6 +15,7 @@ from shared.store.keys import turn_member
 from shared.store.replies import NewOperation, NewSession
 from shared.store.scripts import CLIENTS_PER_SESSION
 from tests.scripts.scenes import (
+    CALLS,
     RESULT,
     held,
     offered,
@@ -285,14 +286,14 @@ async def test_an_empty_session_closes_at_once(world: World) -> None:
     assert (await purge(world)).text(0) == "closed"
 
 
-@pytest.mark.parametrize("verb", ["close", "turn"])
+@pytest.mark.parametrize("verb", ["close", "turn", "purge"])
 async def test_due_of_another_type_refuses_the_whole_step(world: World, verb: str) -> None:
-    await world.open()
+    call = await CALLS[verb](world)
     await world.connection.call("DEL", world.keys.due)
     await world.connection.call("SET", world.keys.due, "junk")
     async with unchanged(world):
         with pytest.raises(ReplyError):
-            await VERBS[verb](world)
+            await call()
 
 
 # Cursors

@@ -202,6 +202,14 @@ async def test_a_turn_without_anybody_waiting_frees_the_seat(world: World) -> No
     assert (await world.admit(world.command("c9"))).text(2) == "busy"
 
 
+async def test_a_turn_of_a_session_that_never_worked_is_idle(world: World) -> None:
+    await world.open()
+    await world.connection.call("ZADD", world.keys.due, 1, TURN)
+    reply = await turn(world)
+    assert (reply.code, reply.text(0)) == (Code.OK, "idle")
+    assert TURN not in await due(world)
+
+
 @pytest.mark.requirement("DASP-CORE-007b")
 async def test_a_halted_session_gives_no_turn(world: World) -> None:
     first, second = await serial(world, 2)
