@@ -63,8 +63,14 @@ class Central:
 
     async def _refresh(self) -> None:
         names = set([self._only] if self._only else await tenant_names(self._runtime.connection))
-        for name in self._tasks.keys() - names:
-            self._tasks.pop(name).cancel()
+        for name, task in list(self._tasks.items()):
+            if task.done():
+                # Settling never ends by itself: begin again, and say what ended it.
+                _log.error(
+                    "settling ended", tenant=name, exc_info=None if task.cancelled() else task.exception()
+                )
+            if task.done() or name not in names:
+                self._tasks.pop(name).cancel()
         for name in names - self._tasks.keys():
             self._tasks[name] = asyncio.create_task(self._settle(name))
 

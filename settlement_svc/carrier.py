@@ -8,6 +8,7 @@ proves that the handler was not called, and an open one without an answer proves
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -32,6 +33,7 @@ from shared.store.runtime import Runtime, TenantHandle
 _SECOND_LOOK_S: Final = 0.02
 _SNAPSHOT_ROUNDS: Final = 3
 _PATIENCE_MS: Final = 5_000.0
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _log = telemetry.logger("lockgate.carrier")
 
 
@@ -205,7 +207,7 @@ class Carrier:
 
     async def _exchange(self, call: HandlerCall, held: HeldLease, body: bytes, traceparent: str) -> bytes:
         """Send the request and wait for its answer as long as the lease lasts; NoAnswer after that."""
-        headers = {"traceparent": traceparent} if traceparent else {}
+        headers = {"traceparent": traceparent} if _TRACEPARENT.fullmatch(traceparent) else {}
         posting = asyncio.create_task(call.post(body, headers))
         over = asyncio.create_task(self._leases.wait_over(held))
         try:

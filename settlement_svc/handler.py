@@ -61,6 +61,8 @@ class Endpoint:
             )
         tls = parts.scheme == "https"
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        if not target.isascii() or not target.isprintable() or " " in target:
+            raise ValueError("the handler URL must have its path percent-encoded")
         return cls(parts.hostname, port or (443 if tls else 80), "", target, tls)
 
     async def open(self) -> HandlerCall:
@@ -158,7 +160,7 @@ class Handler:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._closing = False
-        self.reachable = True
+        self.reachable = False
 
     def close(self) -> None:
         """Wait for no connection any more."""

@@ -52,6 +52,7 @@ class Settler:
         self._known_parked: frozenset[str] = frozenset()
         self._next_tidy = 0.0
         self._resting: dict[str, float] = {}
+        self._told = ""
         self.sessions = Sessions(handle, self)
 
     async def settle(
@@ -150,14 +151,19 @@ class Settler:
 
     async def _look(self) -> float:
         try:
-            return await self.sweep()
+            seconds = await self.sweep()
         except (Unavailable, OSError) as error:
             if isinstance(error, TenantLost):
                 # An operator may adopt it under another authority: what is known of it is read again.
                 self._handle.snapshots.forget()
-            _log.warning("settling waits", tenant=self._handle.tenant, reason=str(error))
+            if str(error) != self._told:
+                self._told = str(error)
+                _log.warning("settling waits", tenant=self._handle.tenant, reason=self._told)
         except Exception:  # noqa: BLE001
             _log.exception("settling failed and goes on", tenant=self._handle.tenant)
+        else:
+            self._told = ""
+            return seconds
         return random.uniform(0.5, 1.0)  # noqa: S311
 
     async def sweep(self) -> float:

@@ -55,6 +55,8 @@ class Sidecar:
         self._following: dict[_Key, Request] = {}
         self._freed = asyncio.Event()
         self._unseen = False
+        self._backlog: list[Request] = []
+        self._told = ""
 
     async def run(self, stop: asyncio.Event, drain_s: float) -> None:
         """Work until ``stop`` is set, then drain: take nothing more, let work end for ``drain_s`` seconds,
@@ -92,22 +94,30 @@ class Sidecar:
                     await self._outbox.tidy()
                     tidied = True
                 await self._take()
+                self._told = ""
             except (LockgateError, OSError) as error:
                 # Entries handed out with a lost reply are only found by asking for them.
                 self._unseen = True
-                _log.warning("reading waits", tenant=self._tenant, peer=self.peer, reason=str(error))
+                if str(error) != self._told:
+                    self._told = str(error)
+                    _log.warning("reading waits", tenant=self._tenant, peer=self.peer, reason=self._told)
                 await asyncio.sleep(random.uniform(0.05, 0.5))  # noqa: S311
 
     async def _take(self) -> None:
         free = self._concurrency - len(self._work)
-        if not self._unseen:
-            for request in await self._outbox.new(free):
-                self._start(request)
-            return
-        handed = [request for request in await self._outbox.mine(_ALL) if _key(request) not in self._work]
-        self._unseen = len(handed) > free
-        for request in handed[:free]:
+        if self._unseen and not self._backlog:
+            self._unseen = False
+            self._backlog = await self._handed_out()
+        if not self._backlog:
+            requests = await self._outbox.new(free)
+        else:
+            requests, self._backlog = self._backlog[:free], self._backlog[free:]
+        for request in requests:
             self._start(request)
+
+    async def _handed_out(self) -> list[Request]:
+        """What this reader was given that nobody works on."""
+        return [request for request in await self._outbox.mine(_ALL) if _key(request) not in self._work]
 
     async def _free_slot(self) -> None:
         while len(self._work) >= self._concurrency:
@@ -144,7 +154,7 @@ class Sidecar:
         with contextlib.suppress(LockgateError, OSError):
             # What was handed out while reading stopped is known to nobody else until its claim time has
             # passed.
-            for request in await self._outbox.mine(self._concurrency):
+            for request in (await self._handed_out())[: self._concurrency]:
                 self._start(request)
         await self._wait_for_work(within_s)
         self._following.clear()

@@ -244,10 +244,12 @@ async def test_a_handler_that_comes_back_within_the_claim_time_gets_the_same_off
     terms = contract(effects="unsafe", lease={"claimTimeoutMs": 5_000})
     async with Host.create(redis_url, terms) as host, ScriptedHandler() as handler:
         await host.open()
-        await handler.stop()
         async with host.sidecar(handler.url) as sidecar:
+            await wait_until(lambda: sidecar.handler.reachable)
+            await handler.stop()
             await host.submit("c1")
             entry = (await host.operation("c1")).branches[0].outbox
+            # It was read and is kept: the handler was found away, nothing was claimed.
             await wait_until(lambda: not sidecar.handler.reachable)
             stream = host.handle.keys.outbox(PEER)
             assert raw.xpending(stream, "work")["pending"] == 1
