@@ -15,6 +15,7 @@
 --   (RT-ADM-24, DASP-CORE-004a); every branch starts with attempt 1 and fence 1 (RT-SEL-05); instants are made here
 --   (RT-TIME-03, RT-TIME-04).
 --@include enter
+--@include window
 --@include recorded
 local MAX_BRANCHES = 1024 -- unpack() gives up near 8,000 values
 local END_OF_STREAM = '18446744073709551615-18446744073709551615'

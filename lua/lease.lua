@@ -20,6 +20,7 @@
 --   opens once per grant (a repeated open grants no send); an answer, its gate, the acknowledgement of its request and
 --   its wake-up are one step (RT-DUR-06); claim only lowers a wake-up.
 --@include enter
+--@include window
 --@include branch
 local now = now_ms()
 local verb = ARGV[1]

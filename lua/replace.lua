@@ -23,6 +23,7 @@
 --   or offers the branch again; a change of the wake-up alone does not move the revision; an earlier wake-up that was not
 --   seen stays; a session's seat is left only by the operation that holds it, and never while its lease is open.
 --@include enter
+--@include window
 --@include branch
 local now = now_ms()
 local meta, refusal = enter(KEYS[1], now, ARGV[1], ARGV[2])

@@ -18,6 +18,7 @@
 --   out; a purge touches settled operations only and the session closes when all of its commands are tombstones; ids
 --   stay unusable (DASP-CORE-012f).
 --@include enter
+--@include window
 --@include branch
 local now = now_ms()
 local meta, refusal = enter(KEYS[1], now, ARGV[2], ARGV[3])

@@ -9,6 +9,7 @@
 -- Facts written: none; creation consumes no sequence.
 -- Invariants: actor, profile and contract digest never change; an equal open adds nothing (DASPX-11, DASP-CORE-011a).
 --@include enter
+--@include window
 local now = now_ms()
 local meta, refusal = enter(KEYS[1], now, ARGV[1], ARGV[2])
 if refusal then

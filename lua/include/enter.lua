@@ -26,19 +26,6 @@ local function enter(meta_key, now, authority, policy_revision)
            operations = tonumber(m[7]), bytes = tonumber(m[8]) }
 end
 
--- Rollback is told before outside-window (RT-GUARD-04..08, RT-GUARD-17): lower bound inclusive, upper exclusive.
-local function outside(meta, now, not_before, not_after)
-  if not not_before or not not_after or not_before >= not_after or not_after > MAX_SAFE then
-    return { 'INVALID', now, 'guard' }
-  end
-  if now < meta.last then
-    return { 'CLOCK_ROLLBACK', now, whole(meta.last - now) }
-  end
-  if now < not_before or now >= not_after then
-    return { 'OUTSIDE_WINDOW', now, 'guard' }
-  end
-end
-
 -- A hint to whoever watches the tenant; the truth is always re-read from the keys.
 local function wake(message)
   redis.call('PUBLISH', string.sub(KEYS[1], 1, -5) .. 'wake', message)

@@ -53,6 +53,10 @@ local function enter(meta_key, now, authority, policy_revision)
            operations = tonumber(m[7]), bytes = tonumber(m[8]) }
 end
 
+-- A hint to whoever watches the tenant; the truth is always re-read from the keys.
+local function wake(message)
+  redis.call('PUBLISH', string.sub(KEYS[1], 1, -5) .. 'wake', message)
+end
 -- Rollback is told before outside-window (RT-GUARD-04..08, RT-GUARD-17): lower bound inclusive, upper exclusive.
 local function outside(meta, now, not_before, not_after)
   if not not_before or not not_after or not_before >= not_after or not_after > MAX_SAFE then
@@ -64,11 +68,6 @@ local function outside(meta, now, not_before, not_after)
   if now < not_before or now >= not_after then
     return { 'OUTSIDE_WINDOW', now, 'guard' }
   end
-end
-
--- A hint to whoever watches the tenant; the truth is always re-read from the keys.
-local function wake(message)
-  redis.call('PUBLISH', string.sub(KEYS[1], 1, -5) .. 'wake', message)
 end
 -- A branch record is twelve ASCII words; '-' stands for "none". The only stored text these scripts parse.
 -- status peer attempt epoch fence holder until gate claims next outbox digest
