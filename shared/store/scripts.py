@@ -40,7 +40,7 @@ CLIENTS_PER_SESSION = 1000
 
 
 async def missing_guard(connection: Connection) -> str | None:
-    """Why this store cannot judge a transition inside the commit, in words for an operator; None where it can.
+    """Why this store cannot judge a transition inside the commit, in words for an operator, or None.
 
     Nothing but a script that runs at the store proves it: a store without that may not serve (RT-GUARD-15,
     RT-STORE-17). Asks for a tenant that cannot exist and reads nothing else.
@@ -50,6 +50,14 @@ async def missing_guard(connection: Connection) -> str | None:
     except ReplyError as error:
         return f"the store does not run the scripts that guard every transition ({error.code})"
     return None
+
+
+def _behind_ms(reply: Reply, not_before_ms: int) -> int:
+    """How far the store's clock has yet to go: to its last committed time, or to the start of the request."""
+    if reply.code is Code.CLOCK_ROLLBACK:
+        return reply.number(0)
+    before = reply.code is Code.OUTSIDE_WINDOW and reply.text(0) == "guard"
+    return max(0, not_before_ms - reply.now_ms) if before else 0
 
 
 class TenantStore:
@@ -74,7 +82,9 @@ class TenantStore:
         self._on_epoch_moved = on_epoch_moved
         self._scripts = scripts or {name: lua.load(name) for name in lua.NAMES}
 
-    async def run(self, name: str, keys: Sequence[bytes], args: Sequence[Arg], authority: str) -> Reply:
+    async def run(
+        self, name: str, keys: Sequence[bytes], args: Sequence[Arg], authority: str, not_before_ms: int = 0
+    ) -> Reply:
         """Run one script; resolve what concerns the store as a whole, return every other answer.
 
         Raises TenantLost, ClockRefusal, OutOfMemory, ReplyLost (outcome unknown) or StoreUnavailable (not
@@ -88,9 +98,9 @@ class TenantStore:
             if reply.code is Code.EPOCH_MOVED and moved < 2:
                 moved += 1
                 await self._on_epoch_moved(self, authority)
-            elif reply.code is Code.CLOCK_ROLLBACK and waited < 3 and reply.number(0) <= SMALL_ROLLBACK_MS:
+            elif waited < 3 and 0 < (behind := _behind_ms(reply, not_before_ms)) <= SMALL_ROLLBACK_MS:
                 waited += 1
-                await self.clock.wait_out(reply.number(0))
+                await self.clock.wait_out(behind)
             elif reply.code is Code.CLOCK_ROLLBACK:
                 raise ClockRefusal(
                     f"the store's clock stepped back {reply.number(0)} ms; refused until it has caught up"
@@ -153,7 +163,7 @@ class TenantStore:
         for offer in new.offers:
             keys.append(k.outbox(offer.peer))
             args += [offer.peer, offer.message_id]
-        return await self.run("admit", keys, args, revisions.authority)
+        return await self.run("admit", keys, args, revisions.authority, guard.not_before_ms)
 
     async def lookup(self, operation_id: str, intent: bytes, session_id: str, revisions: Revisions) -> Reply:
         """What :meth:`admit` would answer from the record alone; needs no clock and no memory."""
@@ -179,7 +189,11 @@ class TenantStore:
             new.state,
         ]
         return await self.run(
-            "session_open", [self.keys.meta, self.keys.session(new.session_id)], args, revisions.authority
+            "session_open",
+            [self.keys.meta, self.keys.session(new.session_id)],
+            args,
+            revisions.authority,
+            guard.not_before_ms,
         )
 
     async def claim(

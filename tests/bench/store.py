@@ -63,9 +63,9 @@ async def _admit_command(url: str) -> list[str]:
     seen: list[tuple[Sequence[bytes], Sequence[bytes | str | int]]] = []
 
     class Watching(TenantStore):
-        async def run(self, name: str, keys: Sequence[bytes], args: Sequence[Arg], authority: str) -> Reply:
+        async def _once(self, name: str, keys: Sequence[bytes], args: Sequence[Arg]) -> Reply:
             seen.append((keys, args))
-            return await super().run(name, keys, args, authority)
+            return await super()._once(name, keys, args)
 
     async with Connection(url) as connection:
         world = await World.create(connection)

@@ -55,7 +55,7 @@ async def intercepted(world: World, call: Call) -> tuple[str, Sequence[bytes], S
     """Script, keys and arguments of a call that is not sent."""
     sent: list[tuple[str, Sequence[bytes], Sequence[Any]]] = []
 
-    async def run(name: str, keys: Sequence[bytes], args: Sequence[Any], authority: str) -> Reply:
+    async def run(name: str, keys: Sequence[bytes], args: Sequence[Any], *_: Any) -> Reply:
         sent.append((name, keys, args))
         raise _NotSent
 

@@ -83,6 +83,16 @@ async def test_thirty_milliseconds_back_are_waited_out(process: Process) -> None
     assert max(process.waits) <= 0.031
 
 
+async def test_a_small_step_back_is_waited_out_also_where_nothing_was_committed_lately(
+    process: Process,
+) -> None:
+    """The start of a request is read off the estimate, which such a step leaves ahead of the store."""
+    await process.connection.call("HSET", process.world.keys.meta, "last_ms", 0)
+    await process.off(-200)
+    assert (await process.admit(another(process))).code is Code.OK
+    assert process.waits
+
+
 @pytest.mark.requirement("RT-GUARD-17")
 async def test_ten_seconds_back_refuse_until_time_has_caught_up(process: Process) -> None:
     """Reads, duplicates and what is not judged by time go on meanwhile."""
