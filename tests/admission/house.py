@@ -258,12 +258,12 @@ class House:
         )
         assert isinstance(grant, Grant), grant
         answer = Answer(
-            result=None if refused else msgspec.Raw(msgspec.json.encode(result or {})),
+            result=msgspec.UNSET if refused else msgspec.Raw(msgspec.json.encode(result or {})),
             refused=Refusal(*refused) if refused else None,
             updates=tuple(
                 NamedData(n, msgspec.Raw(msgspec.json.encode(d))) for n, d in (updates or {}).items()
             ),
-            state=msgspec.Raw(msgspec.json.encode(state)) if state is not None else None,
+            state=msgspec.Raw(msgspec.json.encode(state)) if state is not None else msgspec.UNSET,
             state_revision=grant.state_revision if state is not None else "",
         )
         body = encode(answer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.admission.house import COUNTER, NOTES, Client, House
+from tests.admission.house import NOTES, Client
 
 
 @pytest.mark.requirement("DASPX-11", "DASP-CORE-011a")

@@ -9,12 +9,12 @@ import pytest
 
 from shared.domain.decide import apply
 from shared.domain.guard import TimeGuard
-from shared.store.clock import StoreClock
+from shared.store.clock import SMALL_ROLLBACK_MS, StoreClock
 from shared.store.codes import Code
 from shared.store.connection import Connection
 from shared.store.registry import accept_clock
 from shared.store.replies import Claim, ClockRefusal, Grant, NewOperation, Reply
-from shared.store.scripts import SMALL_ROLLBACK_MS, TenantStore
+from shared.store.scripts import TenantStore
 from tests.scripts.scenes import RESULT, branch_of, meta, offered, unchanged
 from tests.support.world import TENANT, World, moved_scripts, terms
 
@@ -125,7 +125,8 @@ async def test_an_hour_ahead_and_back_expires_nothing_and_poisons_nothing(proces
     await process.off(HOUR_MS)
     async with unchanged(world):
         assert (await process.admit(another(process, "c3"))).code is Code.OUTSIDE_WINDOW
-        assert process.clock.suspect
+        suspected = process.clock.suspect
+        assert suspected
         for moment in (grant.until_ms, op.deadline_ms):
             change = apply(op, terms(effects="unsafe"), "due", moment)
             assert change is not None

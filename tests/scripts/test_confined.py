@@ -39,8 +39,10 @@ class Confined(Connection):
             return await super().call(*args)
         keys = list(args[3 : 3 + int(args[2])])
         self.declared.append(keys)
-        patterns = [b"~" + re.sub(rb"([\[\]*?\\])", rb"\\\1", key) for key in [*keys, CLOCK_KEY.encode()]]
-        rules = ["resetkeys", *patterns, "resetchannels", b"&" + Keys("acme").wake]
+        patterns: list[bytes] = [
+            b"~" + re.sub(rb"([\[\]*?\\])", rb"\\\1", key) for key in [*keys, CLOCK_KEY.encode()]
+        ]
+        rules: list[str | bytes] = ["resetkeys", *patterns, "resetchannels", b"&" + Keys("acme").wake]
         await super().call("ACL", "SETUSER", USER[0], "on", f">{USER[1]}", "+@all", *rules)
         return await self.inside.call(*args)
 

@@ -144,7 +144,7 @@ HINTS = {
 @EVERY
 async def test_changes_that_others_wait_for_wake_them(world: World, verb: str, raw: redis.Redis) -> None:
     call = await CALLS[verb](world)
-    with raw.pubsub(ignore_subscribe_messages=True) as watching:
+    with raw.pubsub(ignore_subscribe_messages=True) as watching:  # type: ignore[no-untyped-call]
         watching.subscribe(world.keys.wake)
         watching.get_message(timeout=5)
         await call()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,8 +40,7 @@ async def tenant_on(url: str, declared: Boundary | None = None) -> AsyncIterator
 async def restart(store: EmbeddedStore, *runtimes: Runtime, end: Callable[[], None] | None = None) -> None:
     (end or store.kill)()
     store.start()
-    for runtime in runtimes:
-        await wait_until(lambda r=runtime: not r.connection.connected)  # type: ignore[misc]
+    await wait_until(lambda: not any(runtime.connection.connected for runtime in runtimes))
 
 
 async def epoch(world: World) -> int:
@@ -139,11 +139,12 @@ async def test_a_replica_serves_no_transition(own_store: EmbeddedStore) -> None:
     async with tenant_on(own_store.url) as (world, runtime):
         _, grant = await held(world)
         await world.connection.call("REPLICAOF", "127.0.0.1", 1)
-        for call in (
+        calls: list[Callable[[], Awaitable[Any]]] = [
             lambda: world.admit(world.command("c2")),
             lambda: world.answer(grant.lease, RESULT),
             lambda: world.claim(world.command()),
-        ):
+        ]
+        for call in calls:
             with pytest.raises(ReplyError) as refused:
                 code_of(await call())
             assert refused.value.code == "READONLY"

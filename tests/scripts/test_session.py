@@ -83,7 +83,8 @@ async def test_reopening_keeps_the_history(world: World) -> None:
 async def test_another_tuple_conflicts_and_changes_nothing(world: World, changed: str) -> None:
     await world.open()
     async with unchanged(world):
-        reply = await world.open(**{changed: "other"})
+        other: dict[str, Any] = {changed: "other"}
+        reply = await world.open(**other)
     assert (reply.code, reply.values) == (Code.CONFLICT, (b"alice",))
 
 
