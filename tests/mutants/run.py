@@ -50,6 +50,7 @@ _FIRST: Final[dict[str, tuple[str, ...]]] = {
     "session.lua": ("session", "turn", "entry"),
     "session.lua turn": ("turn", "session", "entry"),
     "include/enter.lua": ("entry", "admit", "replace"),
+    "include/window.lua": ("entry", "admit", "replace"),
     "include/recorded.lua": ("admit", "session"),
     "include/server.lua": ("epoch", "entry"),
     "include/branch.lua": ("assertions",),
