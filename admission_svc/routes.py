@@ -61,6 +61,7 @@ class SessionRoutes:
     async def open(self, call: Call) -> Reply:
         """PUT session."""
         header, session_id = call.header(b"authorization"), call.session_id()
+        call.parameters()
         await self._desk.visit(header)
         asked = SessionOpen.read((await call.document()).value)
         opened = await self._desk.serve(header, lambda visit: self._sessions.open(visit, session_id, asked))
