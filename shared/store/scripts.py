@@ -320,7 +320,13 @@ class TenantStore:
         return await self.run("replace", keys, args, revisions.authority)
 
     def _sections(self, op: Operation, change: Change, keys: list[bytes]) -> list[Arg]:
-        args: list[Arg] = [len(change.branches), len(change.sets), len(change.deletes), len(change.facts)]
+        # An answer does not move the revision and may find an earlier wake-up in place: whoever only re-arms
+        # has to have seen it, or would put off what the answer wants done now.
+        kept = op.words if change.only_wakes else ()
+        branches = len(kept) + len(change.branches)
+        args: list[Arg] = [branches, len(change.sets), len(change.deletes), len(change.facts)]
+        for index, words in enumerate(kept):
+            args += [index, "same", "", words, "=", 0, 0, ""]
         for branch in change.branches:
             old = op.branches[branch.index]
             args += [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import pytest
@@ -435,7 +435,7 @@ class Life(RuleBasedStateMachine):
 @pytest.mark.timeout(600)  # shrinking a failure takes its time
 def test_no_life_of_commands_breaks_a_promise(redis_url: str) -> None:
     run_state_machine_as_test(
-        lambda: Life(redis_url),
+        cast("type[Life]", lambda: Life(redis_url)),
         settings=settings(
             max_examples=30,
             stateful_step_count=70,

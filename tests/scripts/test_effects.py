@@ -13,7 +13,7 @@ from shared.domain.decide.change import Words
 from shared.domain.records import Fact
 from shared.store.codes import Code
 from shared.store.keys import turn_member
-from shared.store.replies import NEXT_TURN, NewOperation
+from shared.store.replies import NEXT_TURN, Lease, NewOperation
 from tests.scripts.scenes import (
     RESULT,
     answered,
@@ -155,6 +155,27 @@ async def test_of_an_instant_and_a_duration_the_earlier_wakes(
     op = await world.load(await offered(world))
     await world.commit(op, Change(wake_at_ms=None if at is None else now + at, wake_in_ms=after))
     assert await due(world) == {op.id: now + expected}
+
+
+@pytest.mark.parametrize("since", ["answered", "released", "claimed", "opened"])
+async def test_a_wake_up_is_not_put_off_by_who_did_not_see_what_happened(world: World, since: str) -> None:
+    """The wake-up that was seen is in place still, but the reason for it has changed."""
+    now = await world.start()
+    new = await offered(world) if since == "claimed" else (await held(world, open_gate=since != "opened"))[0]
+    await world.connection.call("ZADD", world.keys.due, now - 1, new.operation_id)
+    op = await world.load(new)
+    await world.at(now + 1)
+    lease = Lease(new.operation_id, 0, "alfa", "1", "1", "h1")
+    await {
+        "answered": lambda: world.answer(lease, RESULT),
+        "released": lambda: world.store.release(lease, world.revisions),
+        "claimed": lambda: world.claim(new),
+        "opened": lambda: world.store.open_gate(lease, world.revisions),
+    }[since]()
+    async with unchanged(world):
+        reply = await world.commit(op, Change(wake_at_ms=now + 5000))
+    assert (reply.code, reply.text(0)) == (Code.ASSERTION, "same")
+    assert (await due(world))[new.operation_id] == now - 1
 
 
 async def test_a_change_without_a_wake_up_keeps_the_one_there_is(world: World) -> None:

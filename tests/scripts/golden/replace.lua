@@ -11,6 +11,7 @@
 --                  position of its outbox in KEYS (0 none), position of the outbox to send to (0 none), message id
 --                  words to store: until may be = (keep), +N (now + N); next may be +N; outbox is = (keep),
 --                  - (acknowledge and delete) or @ (the same, then send again); digest may be =
+--                  a single = keeps the branch, every word of which must be as loaded
 --      per field set: field, value · per field deleted: field (only r:, x: and o: fields, the answers of a branch)
 --      per fact: kind, command id, payload
 -- Replies {code, now, ...}: OK revision outcome-sequence · ABSENT · TERMINAL · CONFLICT revision · NOT_FOUND
@@ -170,7 +171,14 @@ end
 
 -- The branch as stored and as it will be, or nil and the assertion that refuses the change.
 local function asserted(index, assertion, expired, loaded, words)
-  local b, was, new = parse_branch(redis.call('HGET', KEYS[2], 'b:' .. index)), parse_branch(loaded), {}
+  local stored = redis.call('HGET', KEYS[2], 'b:' .. index)
+  local b, was, new = parse_branch(stored), parse_branch(loaded), {}
+  if words == '=' then
+    if stored ~= loaded then
+      return nil, 'same'
+    end
+    return b
+  end
   if not b or b[STATUS] ~= 'pending' then
     return nil, 'status'
   end
@@ -222,21 +230,23 @@ for _ = 1, tonumber(ARGV[20]) do
   if not b then
     return { 'ASSERTION', now, new, ARGV[at] }
   end
-  if new[STATUS] ~= 'pending' and phase_after == 'admitted' then
-    return { 'INVALID', now, 'phase' }
-  end
-  local old_box, new_box = tonumber(ARGV[at + 5]), tonumber(ARGV[at + 6])
-  if old_box == 0 and new[OUTBOX] ~= '=' and b[OUTBOX] ~= '-' or new_box == 0 and new[OUTBOX] == '@' then
-    return { 'INVALID', now, 'outbox' }
-  end
-  for _, box in ipairs({ old_box, new_box }) do
-    if box > 0 then
-      redis.call('XLEN', KEYS[box])
+  if new then
+    if new[STATUS] ~= 'pending' and phase_after == 'admitted' then
+      return { 'INVALID', now, 'phase' }
     end
+    local old_box, new_box = tonumber(ARGV[at + 5]), tonumber(ARGV[at + 6])
+    if old_box == 0 and new[OUTBOX] ~= '=' and b[OUTBOX] ~= '-' or new_box == 0 and new[OUTBOX] == '@' then
+      return { 'INVALID', now, 'outbox' }
+    end
+    for _, box in ipairs({ old_box, new_box }) do
+      if box > 0 then
+        redis.call('XLEN', KEYS[box])
+      end
+    end
+    status_after[ARGV[at]] = new[STATUS]
+    branches[#branches + 1] = { index = ARGV[at], old = b, new = new, old_box = old_box, new_box = new_box,
+                                message = ARGV[at + 7] }
   end
-  status_after[ARGV[at]] = new[STATUS]
-  branches[#branches + 1] = { index = ARGV[at], old = b, new = new, old_box = old_box, new_box = new_box,
-                              message = ARGV[at + 7] }
   at = at + 8
 end
 if phase == 'settled' then
