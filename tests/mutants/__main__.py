@@ -1,4 +1,8 @@
-"""python -m tests.mutants [--short] [--list] [--only TEXT]: exit status 1 when a mutant survives."""
+"""python -m tests.mutants: every check and every write of every script left out in turn must fail a test.
+
+Prints the survivors as script:line and exits 1 when there are any. --short judges a sample, without first
+proving that the scripts as they are pass.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,9 @@ def sample(every: list[Mutant]) -> list[Mutant]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Judge every mutant, print the survivors and what no server would run; 0 when there are none."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--short", action="store_true", help="a sample only")
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
     parser.add_argument("--only", default="", help="mutants whose name contains this text")
@@ -33,17 +39,18 @@ def main(arguments: list[str] | None = None) -> int:
     if options.list:
         print(*(mutant.name for mutant in chosen), sep="\n")
         return 0
-    return judge(chosen, options.jobs, options.verbose)
+    return judge(chosen, options.jobs, verbose=options.verbose, unchanged_too=not options.short)
 
 
-def judge(chosen: list[Mutant], jobs: int, verbose: bool) -> int:
+def judge(chosen: list[Mutant], jobs: int, *, verbose: bool, unchanged_too: bool) -> int:
     started = time.monotonic()
     broken = uncompiled(chosen)
     for mutant in broken:
         print(f"not a script: {mutant.name} -> {mutant.instead!r}")
     survivors = []
     sound = [mutant for mutant in chosen if mutant not in broken]
-    for n, verdict in enumerate(run([None, *sound], jobs), start=0):
+    first = [None] if unchanged_too else []
+    for n, verdict in enumerate(run([*first, *sound], jobs)):
         if verdict.mutant.kind == "unchanged":
             if verdict.killed:
                 print(f"the scripts as they are fail {verdict.by}")

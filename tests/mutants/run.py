@@ -19,7 +19,7 @@ import msgspec
 import redis
 
 from shared.store.embedded import EmbeddedStore
-from tests.mutants.source import FOLDER, Mutant
+from tests.mutants.source import SOURCES, Mutant
 from tests.support.raw import raw_client
 from tests.support.world import OVERLAY
 
@@ -27,16 +27,8 @@ ROOT: Final = Path(__file__).parent.parent.parent
 LIMIT_S: Final = 120.0
 _SCRIPTS: Final = "tests/scripts"
 _EVERY: Final = (
-    "entry",
-    "admit",
-    "claim",
-    "lease",
-    "answer",
-    "assertions",
-    "replace",
-    "effects",
-    "turn",
-    "session",
+    *("entry", "admit", "claim", "lease", "answer", "assertions", "replace", "effects", "turn", "session"),
+    *("epoch", "provider", "races"),
 )
 _FIRST: Final[dict[str, tuple[str, ...]]] = {
     "admit.lua": ("admit", "entry"),
@@ -81,7 +73,7 @@ def overlay(mutant: Mutant | None) -> Iterator[Path]:
         if mutant is not None:
             target = Path(folder) / mutant.part
             target.parent.mkdir(exist_ok=True)
-            target.write_text(mutant.applied((FOLDER / mutant.part).read_text()))
+            target.write_text(mutant.applied(SOURCES[mutant.part]))
         yield Path(folder)
 
 

@@ -18,6 +18,8 @@ PARTS: Final = (
     *sorted(f"include/{path.name}" for path in (FOLDER / "include").glob("*.lua") if path.stem != "time"),
 )
 """Every file but the clock, which the tests replace."""
+SOURCES: Final = {part: (FOLDER / part).read_text() for part in PARTS}
+"""Read once: a file that is edited meanwhile does not move the places of its mutants."""
 _INSTANTS: Final = {
     "now",
     "until_ms",
@@ -59,7 +61,7 @@ class Mutant(msgspec.Struct, frozen=True):
 
 def mutants(part: str, source: str | None = None) -> list[Mutant]:
     """Every mutant of one file, in the order of its lines, none twice."""
-    text = (FOLDER / part).read_text() if source is None else source
+    text = SOURCES[part] if source is None else source
     found = tokens(text)
     every = [*_conditions(found), *_values(found), *_boundaries(found), *_effects(found)]
     named = {
