@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -166,12 +167,13 @@ async def test_a_wake_up_is_not_put_off_by_who_did_not_see_what_happened(world: 
     op = await world.load(new)
     await world.at(now + 1)
     lease = Lease(new.operation_id, 0, "alfa", "1", "1", "h1")
-    await {
+    events: dict[str, Callable[[], Awaitable[object]]] = {
         "answered": lambda: world.answer(lease, RESULT),
         "released": lambda: world.store.release(lease, world.revisions),
         "claimed": lambda: world.claim(new),
         "opened": lambda: world.store.open_gate(lease, world.revisions),
-    }[since]()
+    }
+    await events[since]()
     async with unchanged(world):
         reply = await world.commit(op, Change(wake_at_ms=now + 5000))
     assert (reply.code, reply.text(0)) == (Code.ASSERTION, "same")

@@ -304,7 +304,7 @@ async def test_of_two_holders_of_one_peer_one_gets_the_work(world: World, redis_
                 else:
                     assert reply.code is Code.HELD
 
-            await racing(*(lambda each=each: holder(each) for each in several))  # type: ignore[misc]
+            await racing(*(lambda each=each: holder(each) for each in several))
             assert len(got) == 1
 
 
@@ -406,7 +406,7 @@ async def test_take_over_against_opening_never_gives_work_out_twice(world: World
                 if isinstance(reply, Grant):
                     opened.append(reply.lease.fence)
 
-            await racing(holder, *(lambda each=each: recoverer(each) for each in several[1:]))  # type: ignore[misc]
+            await racing(holder, *(lambda each=each: recoverer(each) for each in several[1:]))
             assert len(opened) <= 1, "unsafe work was begun twice"
             now = grant.until_ms
         assert (await session_of(world)).head == 40 + len(await outcomes(world))
@@ -449,6 +449,6 @@ async def test_a_wake_up_is_never_lost_to_a_race(world: World, redis_url: str) -
             async def answer(lease: Any = grant.lease) -> None:
                 assert (await several[0].answer(lease, RESULT)).code is Code.OK
 
-            await racing(answer, *(lambda each=each, new=new: settle(each, new, now) for each in several[1:]))  # type: ignore[misc]
+            await racing(answer, *(lambda each=each, new=new: settle(each, new, now) for each in several[1:]))
             op = await world.load(new)
             assert op.phase == "settled" or (op.wake_ms is not None and op.wake_ms <= now)
