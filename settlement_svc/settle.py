@@ -25,7 +25,7 @@ from shared.domain.records import Operation
 from shared.store.codes import Code
 from shared.store.connection import ReplyError, ReplyLost, StoreUnavailable
 from shared.store.parked import Parked
-from shared.store.replies import ClockRefusal, Revisions, StoreRefusal, TenantLost
+from shared.store.replies import Revisions, StoreRefusal, TenantLost
 from shared.store.runtime import Runtime, TenantHandle
 from shared.store.wake import EVERYTHING
 
@@ -78,10 +78,6 @@ class Settler:
         on.
         """
         for round_number in range(ROUNDS):
-            if self._runtime.clock.suspect:
-                raise ClockRefusal(
-                    "the store's clock jumped ahead: nothing that time decides is done meanwhile"
-                )
             snapshot = await self._handle.snapshots.get()
             op = await self._handle.reads.operation(operation_id, session_id)
             if op is None:

@@ -13,7 +13,8 @@ from settlement_svc.handler import Endpoint, Handler
 from settlement_svc.leases import HeldLease, Leases
 from shared.domain.records import Answer, answer_digest, encode
 from shared.store.codes import Code
-from shared.store.outbox import Outbox
+from shared.store.connection import ReplyLost
+from shared.store.outbox import Outbox, Request
 from shared.store.registry import create_token, revoke_token
 from shared.store.replies import Claim, Grant, Lease
 from tests.settlement.host import PEER, TENANT, Host, contract
@@ -191,8 +192,10 @@ async def test_a_grant_whose_reply_was_lost_sends_nothing(
     """The gate may stand open in the store: that grant is given back unused, and its gate decides what
     follows.
     """
+    # Too long to be waited for: it is given back, it does not run out.
+    terms = contract(effects=effects, lease={"leaseMs": 60_000, "renewMs": 10_000}, timeout_ms=60_000)
     async with (
-        Host.create(redis_url, contract(effects=effects)) as host,
+        Host.create(redis_url, terms) as host,
         FaultProxy(redis_url) as proxy,
         ScriptedHandler() as handler,
         host.join(proxy.url) as far,
@@ -420,10 +423,8 @@ async def test_work_stops_when_its_lease_went_to_somebody_else(redis_url: str, r
             left.set()
         return None
 
-    async with (
-        Host.create(redis_url, contract(timeout_ms=60_000)) as host,
-        ScriptedHandler(script) as handler,
-    ):
+    terms = contract(lease={"leaseMs": 60_000, "renewMs": 50}, timeout_ms=60_000)
+    async with Host.create(redis_url, terms) as host, ScriptedHandler(script) as handler:
         await host.open()
         async with host.sidecar(handler.url):
             operation = await host.submit("c1")
@@ -432,7 +433,7 @@ async def test_work_stops_when_its_lease_went_to_somebody_else(redis_url: str, r
             words = raw.hget(host.handle.keys.op(operation), "b:0").decode().split(" ")
             words[4], words[5] = "7", "somebody"
             raw.hset(host.handle.keys.op(operation), "b:0", " ".join(words))
-            await left.wait()
+            await wait_until(left.is_set)
             assert (await host.operation("c1")).branches[0].fence == 7
 
 
@@ -451,6 +452,39 @@ async def test_what_no_record_stands_behind_is_never_dispatched(redis_url: str, 
             await host.submit("c1")
             assert (await host.outcome("c1"))["status"] == "completed"
         assert [call["operationId"] for call in handler.calls] == [host.operation_id("c1")]
+
+
+@pytest.mark.requirement("RT-OUT-07", "RT-DUR-10")
+async def test_offers_handed_out_with_a_lost_reply_are_asked_for_again(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else is given them before their claim time has passed, which is never in this test."""
+    read, lost = Outbox.new, list[Request]()
+
+    async def losing(outbox: Outbox, count: int) -> list[Request]:
+        requests = await read(outbox, count)
+        if requests and not lost:
+            lost.extend(requests)
+            raise ReplyLost("the store's connection ended")
+        return requests
+
+    monkeypatch.setattr(Outbox, "new", losing)
+    terms = contract(
+        execution="concurrent", effects="unsafe", lease={"claimTimeoutMs": 60_000}, timeout_ms=60_000
+    )
+
+    async def script(_: Document) -> bytes:
+        return answer(result={"ok": True})
+
+    async with Host.create(redis_url, terms) as host, ScriptedHandler(script) as handler:
+        await host.open()
+        for number in range(3):
+            await host.submit(f"c{number}")
+        async with host.sidecar(handler.url, concurrency=2):
+            for number in range(3):
+                assert (await host.outcome(f"c{number}"))["status"] == "completed"
+        assert len(lost) == 2
+        assert len(handler.calls) == 3
 
 
 async def test_an_offer_read_twice_is_worked_once(redis_url: str, raw: Any) -> None:
