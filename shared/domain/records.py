@@ -33,16 +33,6 @@ STATUSES: Final[tuple[Status, ...]] = (
 )
 
 
-def phase_may_follow(before: Phase, after: Phase) -> bool:
-    """Phases only move forward (RT-SET-01, RT-STORE-12)."""
-    return PHASES.index(after) >= PHASES.index(before)
-
-
-def status_may_follow(before: Status, after: Status) -> bool:
-    """A branch leaves ``pending`` once and is then final (RT-STORE-12, RT-BR-01)."""
-    return before == after or before == "pending"
-
-
 class Branch(msgspec.Struct, frozen=True):
     """One branch with its assignment and lease.
 

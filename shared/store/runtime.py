@@ -27,6 +27,11 @@ _KEEPS_DATA: Final = frozenset({"process-restart", "power-loss"})
 _BULK_LIMITS: Final = Limits(timeout_s=15.0)
 
 
+def _keeps_data(boundary: str, durability: Durability) -> bool:
+    """Whether a restart keeps what was acknowledged; the operator's word counts where none can look."""
+    return boundary in _KEEPS_DATA or (boundary == "unknown" and durability.declared in _KEEPS_DATA)
+
+
 def lost_by_restart(stored: str, boundary: str, durability: Durability) -> str | None:
     """Why a server with another replication id than the ``stored`` one lost what it had acknowledged, None
     where it kept everything. ``boundary`` is what the store proved when that id was recorded.
@@ -35,7 +40,7 @@ def lost_by_restart(stored: str, boundary: str, durability: Durability) -> str |
         return None
     if durability.replid2 == stored:
         return "the store was promoted without proof that it holds every acknowledged write"
-    if boundary not in _KEEPS_DATA or durability.boundary not in _KEEPS_DATA:
+    if not _keeps_data(boundary, durability) or not _keeps_data(durability.boundary, durability):
         return "the store was restarted without keeping every acknowledged write"
     return None
 
@@ -132,10 +137,6 @@ class Runtime:
         reply = await store.raise_epoch(authority, stored, durability.replid or "", durability.boundary)
         if reply.code is Code.AUTHORITY_LOST:
             raise TenantLost("the tenant's store is not the one its authority was recorded in")
-
-    def _keeps_data(self, boundary: str) -> bool:
-        """Whether a restart keeps what was acknowledged; the operator's word counts where none can look."""
-        return boundary in _KEEPS_DATA or (boundary == "unknown" and self.declared in _KEEPS_DATA)
 
     async def _watch(self) -> None:
         """Keep durability and clock current; while the clock is suspect, look for an operator's word."""

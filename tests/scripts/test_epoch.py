@@ -9,15 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from shared.store.address import Address
 from shared.store.codes import Code
 from shared.store.connection import Connection, ReplyError
 from shared.store.embedded import EmbeddedStore
-from shared.store.inspection import Boundary
+from shared.store.inspection import Boundary, inspect
 from shared.store.replies import Grant, StoreRefusal, TenantLost
-from shared.store.runtime import Runtime
+from shared.store.runtime import Runtime, lost_by_restart
 from shared.store.scripts import TenantStore
 from tests.scripts.scenes import RESULT, code_of, held, meta, offered, outcomes, unchanged
 from tests.support.polling import wait_until
@@ -185,6 +186,30 @@ async def test_a_server_that_changes_under_every_call_is_given_up(world: World) 
     with pytest.raises(TenantLost):
         await world.admit(world.command())
     assert world.epochs_moved == 2
+
+
+@pytest.mark.requirement("DASP-CORE-012d", "DASP-CORE-012g")
+@pytest.mark.parametrize(
+    ("stored", "inspected", "declared", "lost"),
+    [
+        (Boundary.PROCESS_RESTART, Boundary.PROCESS_RESTART, None, False),
+        (Boundary.POWER_LOSS, Boundary.PROCESS_RESTART, None, False),
+        (Boundary.VOLATILE, Boundary.PROCESS_RESTART, Boundary.PROCESS_RESTART, True),
+        (Boundary.PROCESS_RESTART, Boundary.VOLATILE, Boundary.PROCESS_RESTART, True),
+        (Boundary.UNKNOWN, Boundary.UNKNOWN, None, True),
+        (Boundary.UNKNOWN, Boundary.UNKNOWN, Boundary.VOLATILE, True),
+        (Boundary.UNKNOWN, Boundary.UNKNOWN, Boundary.PROCESS_RESTART, False),
+        (Boundary.PROCESS_RESTART, Boundary.UNKNOWN, Boundary.POWER_LOSS, False),
+    ],
+)
+async def test_where_nobody_can_look_the_operators_word_says_what_a_restart_kept(
+    world: World, stored: Boundary, inspected: Boundary, declared: Boundary | None, lost: bool
+) -> None:
+    durability = msgspec.structs.replace(
+        await inspect(world.connection), boundary=inspected, declared=declared, replid="b" * 40
+    )
+    assert (lost_by_restart("a" * 40, stored, durability) is not None) is lost
+    assert lost_by_restart("b" * 40, stored, durability) is None
 
 
 @pytest.mark.requirement("DASP-CORE-012d")
