@@ -542,6 +542,23 @@ async def test_what_draining_cannot_wait_for_is_given_back_at_once(
             assert len(next_handler.calls) == (0 if status == "uncertain" else 1)
 
 
+async def test_readers_that_died_long_ago_are_forgotten_unless_they_hold_something(
+    redis_url: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Host.create(redis_url, contract()) as host:
+        await host.open()
+        await host.submit("c1")
+        stream = host.handle.keys.outbox(PEER)
+        raw.xreadgroup("work", "holding", {stream: ">"}, count=1)
+        raw.xgroup_createconsumer(stream, "work", "empty")
+        outbox = Outbox(host.runtime.connection, host.runtime.address, TENANT, PEER, "h1", 10)
+        await outbox.tidy()
+        assert {row["name"] for row in raw.xinfo_consumers(stream, "work")} == {b"holding", b"empty"}
+        monkeypatch.setattr("shared.store.outbox._FORGOTTEN_MS", -1)
+        await outbox.tidy()
+        assert {row["name"] for row in raw.xinfo_consumers(stream, "work")} == {b"holding"}
+
+
 def held(lease_ms: int, deadline_in_ms: int) -> HeldLease:
     lease = Lease("op", 0, PEER, "1", "1", "h1")
     grant = Grant(lease, 1, 5_000 + lease_ms, 5_000, 5_000 + deadline_in_ms, b"", b"")
