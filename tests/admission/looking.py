@@ -114,10 +114,10 @@ class Feed:
 
 @asynccontextmanager
 async def streaming(
-    client: Client, session_id: str, headers: Mapping[str, str] | None = None, **query: Any
+    reader: Client, session_id: str, headers: Mapping[str, str] | None = None, **query: Any
 ) -> AsyncIterator[Feed]:
     """Updates as they come."""
     accepts = {"accept": "text/event-stream", **(headers or {})}
     path = f"/v1/sessions/{session_id}/updates"
-    async with client.http.stream("GET", path, headers=accepts, params=query) as response:
+    async with reader.http.stream("GET", path, headers=accepts, params=query) as response:
         yield Feed(response)
