@@ -12,12 +12,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import lua
 from shared.domain.decide import Change
+from shared.domain.errors import Unavailable
 from shared.domain.guard import TimeGuard
 from shared.domain.ids import MessageKind, message_id
 from shared.domain.records import Operation, encode
 from shared.store.clock import SMALL_ROLLBACK_MS, StoreClock
 from shared.store.codes import Code
-from shared.store.connection import Connection, ReplyError, evalsha
+from shared.store.connection import Connection, ReplyError, evalsha, evalsha_many
 from shared.store.keys import Keys
 from shared.store.replies import (
     NEXT_TURN,
@@ -37,6 +38,9 @@ from shared.store.wake import operation_topic, session_topic
 Arg = bytes | str | int
 TOMBSTONES_PER_CHUNK = 64
 CLIENTS_PER_SESSION = 1000
+_CONCERNS_ALL = frozenset(
+    {Code.AUTHORITY_LOST, Code.EPOCH_MOVED, Code.CLOCK_ROLLBACK, Code.OUTSIDE_WINDOW}
+)
 
 
 async def missing_guard(connection: Connection) -> str | None:
@@ -136,6 +140,36 @@ class TenantStore:
 
     async def admit(self, new: NewOperation, revisions: Revisions, guard: TimeGuard) -> Reply:
         """Create one operation whole, or learn what its key holds (RT-ADM-24, RT-GUARD-01)."""
+        keys, args = self._admission(new, revisions, guard)
+        return await self.run("admit", keys, args, revisions.authority, guard.not_before_ms)
+
+    async def admit_many(
+        self, news: Sequence[NewOperation], revisions: Revisions, guard: TimeGuard
+    ) -> list[Reply | None]:
+        """Admit several, in their order and in one write, each on its own merits.
+
+        None stands for a member whose reply was lost or concerns the store as a whole: ask for it again by
+        :meth:`admit`, which resolves or raises that; whatever happened, it admits at most once.
+        """
+        calls = [self._admission(new, revisions, guard) for new in news]
+        sent = self.clock.monotonic_ms()
+        try:
+            ends = await evalsha_many(self.connection, self._scripts["admit"], calls)
+        except Unavailable:
+            return [None] * len(news)
+        received = self.clock.monotonic_ms()
+        replies: list[Reply | None] = []
+        for end in ends:
+            reply = None if isinstance(end, Unavailable) else Reply.of(end)
+            if reply is not None:
+                self.clock.observe(reply.now_ms, sent, received)
+            concerns_all = reply is not None and reply.code in _CONCERNS_ALL
+            replies.append(None if concerns_all else reply)
+        return replies
+
+    def _admission(
+        self, new: NewOperation, revisions: Revisions, guard: TimeGuard
+    ) -> tuple[list[bytes], list[Arg]]:
         k = self.keys
         keys = [k.meta, k.op(new.operation_id), k.due]
         if new.session_id:
@@ -163,7 +197,7 @@ class TenantStore:
         for offer in new.offers:
             keys.append(k.outbox(offer.peer))
             args += [offer.peer, offer.message_id]
-        return await self.run("admit", keys, args, revisions.authority, guard.not_before_ms)
+        return keys, args
 
     async def lookup(self, operation_id: str, intent: bytes, session_id: str, revisions: Revisions) -> Reply:
         """What :meth:`admit` would answer from the record alone; needs no clock and no memory."""
