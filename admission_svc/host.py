@@ -27,7 +27,7 @@ from shared.domain.canonical import MAX_FACT_BYTES, MAX_MESSAGE_BYTES, SESSION
 from shared.domain.contract import Contract
 from shared.domain.errors import Unavailable
 from shared.domain.events import source
-from shared.store.inspection import Boundary, refusal
+from shared.store.inspection import Boundary
 from shared.store.runtime import Runtime
 from shared.store.scripts import CLIENTS_PER_SESSION
 from shared.telemetry import METRICS_CONTENT_TYPE, metrics_page
@@ -120,7 +120,7 @@ class HostRoutes:
 
     async def _look(self) -> str | None:
         try:
-            durability = await self._runtime.refresh()
+            await self._runtime.refresh()
             if not self._scripts_known:
                 for name in lua.NAMES:
                     await self._runtime.connection.load(lua.load(name))
@@ -129,7 +129,7 @@ class HostRoutes:
             return away.description
         if self._runtime.clock.suspect:
             return "the store's clock jumped ahead"
-        return refusal(durability)
+        return await self._runtime.unready()
 
 
 def _offer(contract: Contract) -> ProfileOffer:

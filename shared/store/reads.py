@@ -210,9 +210,7 @@ class TenantReads:
         facts = tuple(fact for fact in map(read_fact, entries) if fact.sequence <= session.head)
         return Page(session, facts)
 
-    async def command(
-        self, session_id: str, operation_id: str, revisions: Revisions
-    ) -> CommandState | None:
+    async def command(self, session_id: str, operation_id: str, revisions: Revisions) -> CommandState | None:
         """A command of this session; None where it has none such, or the session is absent or closed."""
         row, op = await self._guarded(
             self._connection,

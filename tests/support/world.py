@@ -112,9 +112,7 @@ class World:
         self.connection = connection
         self.revisions = Revisions(authority, "1", "3")
         self.clock = BelievingClock()
-        self.store = TenantStore(
-            TENANT, connection, self.clock, self.epoch_moved, scripts or moved_scripts()
-        )
+        self.store = TenantStore(TENANT, connection, self.clock, self.epoch_moved, scripts or moved_scripts())
         self.reads = TenantReads(TENANT, connection, connection)
         self.keys = self.store.keys
         self.epochs_moved = 0
