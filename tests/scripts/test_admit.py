@@ -226,6 +226,19 @@ async def test_wrong_typed_key_refuses_the_whole_admission(world: World, key: st
     assert await world.dump() == before
 
 
+@pytest.mark.requirement("RT-ADM-24", "DASP-CORE-004a")
+@pytest.mark.parametrize("fact", ["1-0", "7-0"])
+async def test_a_stream_that_is_ahead_of_its_session_refuses_the_whole_admission(
+    world: World, fact: str
+) -> None:
+    """The session lost its head: nothing is admitted on top of facts that it does not know."""
+    await world.open()
+    key = world.keys.updates("s1")
+    await world.connection.call("XADD", key, fact, "k", "accepted", "c", "c0", "p", "{}", "t", "1")
+    async with unchanged(world):
+        assert (await world.admit(world.command())).code is Code.CORRUPT
+
+
 async def test_serial_commands_wait_behind_the_busy_one(world: World) -> None:
     now = await world.start()
     await world.open()

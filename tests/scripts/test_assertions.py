@@ -144,7 +144,7 @@ async def test_live_does_not_mind_an_answer_since_loading(world: World) -> None:
 # What the new words may be
 
 
-@pytest.mark.requirement("RT-OWN-02", "RT-SEL-06")
+@pytest.mark.requirement("RT-OWN-02")
 @pytest.mark.parametrize("word", ["fence", "attempt", "epoch"])
 async def test_neither_fence_nor_attempt_nor_epoch_falls(world: World, word: str) -> None:
     new = await offered(world)
@@ -195,7 +195,6 @@ async def test_a_new_fence_is_granted_by_claim_alone(world: World, changes: dict
     await refused(world, op, one(words), "grant")
 
 
-@pytest.mark.requirement("RT-SEL-06")
 @pytest.mark.parametrize(
     "words",
     [
@@ -228,6 +227,21 @@ async def _commit_words(world: World, op: Operation, change: BranchChange) -> Re
 async def _sent(world: World, op: Operation, change: Change) -> tuple[list[bytes], list[Any]]:
     _, keys, args = await intercepted(world, lambda: world.commit(op, change))
     return list(keys), list(args)
+
+
+@pytest.mark.requirement("RT-SEL-06")
+async def test_there_is_no_fence_zero(world: World) -> None:
+    """Neither in a stored record, nor in what replaces one, nor in the identity of a lease."""
+    new, grant = await held(world)
+    op = await world.load(new)
+    none = msgspec.structs.replace(op.branches[0], fence=0, outbox=None)
+    with pytest.raises(ValueError, match="start at 1"):
+        Branch.parse(none.words())
+    await refused(world, op, one(none.words()), "fence")
+    lease = msgspec.structs.replace(grant.lease, fence="0")
+    async with unchanged(world):
+        assert (await world.answer(lease, RESULT)).code is Code.STALE_FENCE
+        assert (await world.store.open_gate(lease, world.revisions)).code is Code.STALE_FENCE
 
 
 async def test_a_branch_changes_once_in_one_change(world: World) -> None:

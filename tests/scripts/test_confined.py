@@ -55,7 +55,6 @@ async def confined(redis_url: str) -> AsyncIterator[World]:
         await connection.call("ACL", "DELUSER", USER[0])
 
 
-@pytest.mark.requirement("RT-STORE-14")
 @pytest.mark.parametrize("verb", CALLS)
 async def test_a_script_touches_nothing_it_did_not_declare(confined: World, verb: str) -> None:
     call = await CALLS[verb](confined)
@@ -65,7 +64,6 @@ async def test_a_script_touches_nothing_it_did_not_declare(confined: World, verb
     assert confined.epochs_moved == 1
 
 
-@pytest.mark.requirement("RT-STORE-14")
 async def test_every_declared_key_carries_the_tenants_tag(confined: World) -> None:
     for verb in ("admit", "claim", "replace", "turn", "purge", "cursor"):
         await confined.connection.call("FLUSHALL")

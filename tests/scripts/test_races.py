@@ -52,7 +52,7 @@ async def refused(world: World, op: Operation, change: Change, code: Code, what:
 # The gate opens between load and commit
 
 
-@pytest.mark.requirement("RT-OWN-03", "RT-STORE-04", "RT-OUT-07", "DASP-CORE-007a")
+@pytest.mark.requirement("RT-OWN-03", "RT-STORE-04", "DASP-CORE-007a")
 @pytest.mark.case(27)
 async def test_a_take_over_decided_before_the_gate_opened_is_refused(world: World) -> None:
     """Case 27: whoever decided from the old list would send work out that may be running."""
@@ -378,7 +378,7 @@ async def test_ending_against_completing_leaves_one_end_that_stays(world: World,
             assert await outcomes(world, session) == [first]
 
 
-@pytest.mark.requirement("RT-OWN-03", "RT-STORE-05", "RT-OUT-08", "DASP-CORE-007a")
+@pytest.mark.requirement("RT-OWN-03", "RT-STORE-05", "DASP-CORE-007a")
 @pytest.mark.case(27)
 async def test_take_over_against_opening_never_gives_work_out_twice(world: World, redis_url: str) -> None:
     """Case 27: the holder opens its gate in the last millisecond while others take the work over."""
