@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -29,6 +29,9 @@ _PROBLEMS: Final = {
     422: "not offered here",
     503: "not now; repeat unchanged",
 }
+
+Answer: TypeAlias = type[msgspec.Struct] | tuple[type[msgspec.Struct], ...] | None
+"""The body of an answer: one shape, one of several, or none of ours."""
 
 Parameter = tuple[str, str, dict[str, Any], str]
 """Where (query or header), name, schema, description."""
@@ -64,7 +67,7 @@ class Operation:
     path: str
     handler: Handler
     summary: str
-    answers: dict[int, type[msgspec.Struct] | None]
+    answers: dict[int, Answer]
     body: type[msgspec.Struct] | None = None
     parameters: Sequence[Parameter] = ()
     problems: Sequence[int] = ()
@@ -76,7 +79,8 @@ class Operation:
 def describe(operations: Iterable[Operation]) -> dict[str, Any]:
     """The OpenAPI 3.1 document of a route table."""
     rows = list(operations)
-    types = {kind for row in rows for kind in (row.body, *row.answers.values()) if kind is not None}
+    types = {kind for row in rows for answer in (row.body, *row.answers.values()) for kind in _kinds(answer)}
+    types.discard(Problem)
     ordered = [Problem, *sorted(types, key=lambda kind: kind.__name__)]
     _, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
@@ -117,7 +121,7 @@ def _responses(row: Operation) -> dict[str, Any]:
         if row.plain:
             content[row.plain] = {"schema": {"type": "string"}}
         elif kind is not None:
-            content[_JSON] = {"schema": _reference(kind)}
+            content[_JSON] = {"schema": _schema(kind)}
         if row.stream:
             note = f"one event per update, its data in {MEDIA_TYPE}"
             content["text/event-stream"] = {"schema": {"type": "string", "description": note}}
@@ -130,6 +134,17 @@ def _responses(row: Operation) -> dict[str, Any]:
             "content": {_JSON: {"schema": _reference(Problem)}},
         }
     return dict(sorted(found.items()))
+
+
+def _kinds(answer: Answer) -> tuple[type[msgspec.Struct], ...]:
+    if answer is None:
+        return ()
+    return answer if isinstance(answer, tuple) else (answer,)
+
+
+def _schema(answer: Answer) -> dict[str, Any]:
+    references = [_reference(kind) for kind in _kinds(answer)]
+    return references[0] if len(references) == 1 else {"oneOf": references}
 
 
 def _reference(kind: type[msgspec.Struct]) -> dict[str, str]:
