@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import Final, Literal, NoReturn
+from typing import Final, Literal
 
 import msgspec
 
@@ -112,16 +112,22 @@ class Commands:
     ) -> list[Verdict]:
         """Judge commands each on its own merits, in order: one that ends in a failure of its own is rejected.
 
-        They are sent in order over one connection, none waiting for another's reply. A failure of the store
-        or the session is that of the whole, which is safe to repeat.
+        A failure of the store or the session is that of the whole, which is safe to repeat.
         """
         terms = await self.terms(visit, session_id)
         authorize(visit.caller, "command.submit", terms.owner)
-        judged = await asyncio.gather(
-            *(self._judge(visit, session_id, terms.contract, command, started_at) for command in commands),
-            return_exceptions=True,
-        )
-        return [_own(ending) for ending in judged]
+        verdicts: list[Verdict] = []
+        ready: list[_Prepared] = []
+        for command in commands:
+            prepared = _prepared(visit, session_id, terms.contract, command)
+            if isinstance(prepared, _Prepared):
+                ready.append(prepared)
+                continue
+            # What came before is admitted before this one's record is asked: members are judged in order.
+            verdicts += await self._admit_many(ready, started_at)
+            ready = []
+            verdicts.append(await self._decline(prepared) if isinstance(prepared, _Declined) else prepared)
+        return verdicts + await self._admit_many(ready, started_at)
 
     async def terms(self, visit: Visit, session_id: str) -> SessionTerms:
         """The immutable part of a session, read once per process. NotFound where there is none or no longer.
@@ -150,26 +156,29 @@ class Commands:
     async def _judge(
         self, visit: Visit, session_id: str, contract: Contract, command: Command, started_at: float
     ) -> Verdict:
-        if command.written is None:
-            assert command.fault is not None, "what has no canonical form has a fault"
-            raise command.fault
-        profile = contract.session
-        assert profile is not None, "sessions are opened with profiles only"
-        operation_id = command_operation_id(visit.revisions.authority, command.command_id)
-        intent = intent_digest(session_id, command.name, command.written)
-        asked = _Asked(visit, session_id, operation_id, intent)
-        target = profile.commands.get(command.name)
-        if target is None:
-            return await self._recorded(asked) or UNSUPPORTED
-        interaction = contract.interactions[target]
-        interaction.input.check(command.input, command.path)
-        peers = visit.snapshot.peers
-        candidates = tuple(sorted(peer for peer in interaction.audience.peers if peer in peers))
-        why = await self._refused() or ("" if candidates else "no eligible peer is registered")
-        if why:
-            return await self._recorded(asked) or await _unavailable(visit, why)
-        new = _operation(asked, contract, interaction, candidates, command, profile.serial)
-        return await self._admit(asked, new, started_at)
+        prepared = _prepare(visit, session_id, contract, command)
+        if isinstance(prepared, _Declined):
+            return await self._decline(prepared)
+        why = await self._refused()
+        if why is not None:
+            return await self._decline(_Declined(prepared.asked, why))
+        return await self._admit(prepared, self._guard(started_at))
+
+    async def _decline(self, declined: _Declined) -> Verdict:
+        """Refuse a command, unless its record answers it (DASP-CORE-003). Raises Unavailable where the reason
+        may change, SnapshotMoved where it has changed already.
+        """
+        asked = declined.asked
+        reply = await asked.lookup()
+        if reply.code is not Code.ABSENT:
+            return _verdict(reply)
+        if declined.verdict is not None:
+            return declined.verdict
+        # The directory may by now name a peer that the snapshot does not know.
+        fresh = await asked.visit.handle.snapshots.reload(asked.visit.snapshot)
+        if fresh.revisions != asked.visit.revisions:
+            raise SnapshotMoved("the tenant's policy or directory moved")
+        raise Unavailable(declined.why)
 
     async def _refused(self) -> str | None:
         """Why no new work may be promised now (DESIGN section 6); None where it may."""
@@ -183,29 +192,39 @@ class Commands:
             self._judged, self._refusal = durability, refusal(durability)
         return self._refusal
 
-    async def _recorded(self, asked: _Asked) -> Verdict | None:
-        """What the record alone answers; None where there is no record."""
-        reply = await asked.lookup()
-        return None if reply.code is Code.ABSENT else _verdict(reply)
-
-    async def _admit(self, asked: _Asked, new: NewOperation, started_at: float) -> Verdict:
+    def _guard(self, started_at: float) -> TimeGuard:
+        """The admission window of a request that began at a local instant (RT-GUARD-01, RT-TIME-01)."""
         clock = self._runtime.clock
         started = clock.lower_ms(started_at)
-        guard = TimeGuard(started, min(started + ADMISSION_WINDOW_MS, clock.not_after()))
-        revisions = asked.visit.revisions
+        return TimeGuard(started, min(started + ADMISSION_WINDOW_MS, clock.not_after()))
+
+    async def _admit(self, prepared: _Prepared, guard: TimeGuard) -> Verdict:
+        asked = prepared.asked
         try:
-            reply = await asked.visit.handle.store.admit(new, revisions, guard)
+            reply = await asked.visit.handle.store.admit(prepared.new, asked.visit.revisions, guard)
         except ReplyLost:
             _lost.inc()
-            reply = await self._resolve(asked, new, guard)
+            reply = await self._resolve(asked, prepared.new, guard)
         except OutOfMemory:
-            return await self._recorded(asked) or FULL
+            return await self._decline(_Declined(asked, verdict=FULL))
         except ClockRefusal as refused:
-            found = await self._recorded(asked)
-            if found is None:
-                raise refused from None
-            return found
+            return await self._decline(_Declined(asked, refused.description or ""))
         return _verdict(reply)
+
+    async def _admit_many(self, ready: list[_Prepared], started_at: float) -> list[Verdict]:
+        """Admit in one write, and each alone that one write did not decide."""
+        if not ready:
+            return []
+        why = await self._refused()
+        if why is not None:
+            return [await self._decline(_Declined(prepared.asked, why)) for prepared in ready]
+        visit, guard = ready[0].asked.visit, self._guard(started_at)
+        news = [prepared.new for prepared in ready]
+        replies = await visit.handle.store.admit_many(news, visit.revisions, guard)
+        return [
+            _verdict(reply) if reply is not None else await self._admit(prepared, guard)
+            for prepared, reply in zip(ready, replies, strict=True)
+        ]
 
     async def _resolve(self, asked: _Asked, new: NewOperation, guard: TimeGuard) -> Reply:
         """Find out by identity what became of a call whose reply was lost.
@@ -239,6 +258,54 @@ class _Asked(msgspec.Struct, frozen=True):
         return await self.visit.handle.store.lookup(
             self.operation_id, self.intent, self.session_id, self.visit.revisions
         )
+
+
+class _Prepared(msgspec.Struct, frozen=True):
+    """A command whose record is ready to be written."""
+
+    asked: _Asked
+    new: NewOperation
+
+
+class _Declined(msgspec.Struct, frozen=True):
+    """A command that is not admitted unless its record says otherwise: with a receipt, or why not now."""
+
+    asked: _Asked
+    why: str = ""
+    verdict: Verdict | None = None
+
+
+def _prepare(visit: Visit, session_id: str, contract: Contract, command: Command) -> _Prepared | _Declined:
+    """The record to be, or why there will be none. Raises InvalidInput for what the profile forbids."""
+    if command.written is None:
+        assert command.fault is not None, "what has no canonical form has a fault"
+        raise command.fault
+    profile = contract.session
+    assert profile is not None, "sessions are opened with profiles only"
+    operation_id = command_operation_id(visit.revisions.authority, command.command_id)
+    intent = intent_digest(session_id, command.name, command.written)
+    asked = _Asked(visit, session_id, operation_id, intent)
+    target = profile.commands.get(command.name)
+    if target is None:
+        return _Declined(asked, verdict=UNSUPPORTED)
+    interaction = contract.interactions[target]
+    interaction.input.check(command.input, command.path)
+    peers = visit.snapshot.peers
+    candidates = tuple(sorted([peer for peer in interaction.audience.peers if peer in peers]))
+    if not candidates:
+        return _Declined(asked, "no eligible peer is registered")
+    return _Prepared(asked, _operation(asked, contract, interaction, candidates, command, profile.serial))
+
+
+def _prepared(
+    visit: Visit, session_id: str, contract: Contract, command: Command
+) -> _Prepared | _Declined | Verdict:
+    """The same for a member of a batch: what is wrong with its own input is its own receipt."""
+    try:
+        return _prepare(visit, session_id, contract, command)
+    except InvalidInput as fault:
+        code = "limit_exceeded" if fault.too_large else "invalid_message"
+        return _rejected(code, fault.description or code)
 
 
 def _operation(
@@ -282,26 +349,6 @@ def _operation(
         command_id=command.command_id,
         accepted=accepted_payload(command.name),
     )
-
-
-def _own(ending: Verdict | BaseException) -> Verdict:
-    """One command's ending among others: only what is wrong with its own input is its own."""
-    if isinstance(ending, InvalidInput):
-        code = "limit_exceeded" if ending.too_large else "invalid_message"
-        return _rejected(code, ending.description or code)
-    if isinstance(ending, BaseException):
-        raise ending
-    return ending
-
-
-async def _unavailable(visit: Visit, why: str) -> NoReturn:
-    """Refuse for a reason that may change, unless it has changed already: the directory may name a peer by
-    now that the snapshot does not know.
-    """
-    fresh = await visit.handle.snapshots.reload(visit.snapshot)
-    if fresh.revisions != visit.revisions:
-        raise SnapshotMoved("the tenant's policy or directory moved")
-    raise Unavailable(why)
 
 
 def _verdict(reply: Reply) -> Verdict:
