@@ -136,17 +136,20 @@ if in_session then
   end
 end
 -- Streams and queue are read with their own types before the first write, and the first write is the one to the key
--- that was not read: a key of another type refuses the whole admission, not its second half.
+-- that was not read: a key of another type refuses the whole admission, not its second half. Facts that the session
+-- does not know of refuse it too: theirs is the one write that could fail by its key's content.
 local read = { 'COUNT', 1, 'STREAMS' }
 for i = in_session and 5 or 4, #KEYS do
   if i ~= 6 or not in_session then
     read[#read + 1] = KEYS[i]
   end
 end
-for _ = 4, #read do
-  read[#read + 1] = END_OF_STREAM
+for i = 4, #read do
+  read[#read + 1] = in_session and i == 4 and string.format('%.0f-0', sequence - 1) or END_OF_STREAM
 end
-redis.call('XREAD', unpack(read))
+if redis.call('XREAD', unpack(read)) then
+  return { 'CORRUPT', now }
+end
 if seat == 'queued' then
   redis.call('ZCARD', KEYS[6])
 end
