@@ -396,7 +396,8 @@ async def test_a_body_without_a_length_is_bounded_too(door: House, ready: Client
     before = everything(raw)
     auth = f"authorization: Bearer {ready.token}".encode()
     head = (auth, b"content-type: application/json", b"transfer-encoding: chunked")
-    body = chunked(*[b" " * 65_536] * 17)
+    # It never ends: whoever wanted to have it whole would wait for ever.
+    body = chunked(*[b" " * 65_536] * 17).removesuffix(b"0\r\n\r\n")
     status, _, said = read_reply(await door.raw_http(plain("POST", COMMANDS, *head, body=body)))
     assert (status, json.loads(said)["kind"]) == (413, "invalid-input")
     assert everything(raw) == before
