@@ -72,6 +72,7 @@ class Sidecar:
             await self._drain(drain_s)
         finally:
             await _end(*self._work.values(), reading, stopping, renewing)
+            await self._outbox.stop()
         for loop in (reading, renewing):
             if not loop.cancelled():
                 loop.result()

@@ -20,7 +20,7 @@ from tests.settlement.host import TENANT, Host, contract
 from tests.support.polling import wait_until
 from tests.support.processes import Process, Processes
 
-LEASE = {"leaseMs": 500, "renewMs": 120, "claimTimeoutMs": 400, "maxClaims": 3}
+LEASE = {"leaseMs": 1_500, "renewMs": 200, "claimTimeoutMs": 1_000, "maxClaims": 3}
 
 
 def example(name: str, interaction: str, **terms: Any) -> Contract:
