@@ -1,7 +1,8 @@
 """Calling a handler: one fresh connection per call, opened before the gate.
 
 A refused connection is known before anything was recorded as possibly begun; everything that goes wrong
-after the request left proves nothing about what the handler did (DESIGN section 7).
+after the request left proves nothing about what the handler did (DESIGN section 7). Only a 200 carries an
+answer; a 202, the promise to answer by another way, is not offered yet and counts as no answer.
 """
 
 from __future__ import annotations
@@ -139,7 +140,6 @@ class HandlerCall:
             elif isinstance(event, h11.Response):
                 status = event.status_code
                 if status != 200:
-                    # 202 announces an answer by another way, which this carrier does not take.
                     raise NoAnswer("status", str(status))
             elif isinstance(event, h11.Data):
                 size += len(event.data)
