@@ -230,6 +230,12 @@ def test_values_of_ours_are_written_the_same_way() -> None:
     text = json.dumps(value)
     assert canonical(value) == parse(text.encode(), INVOCATION).canonical()
     assert canonical({"b": 1, "a": [True, None, "x"]}) == b'{"a":[true,null,"x"],"b":1}'
+    assert [canonical(number) for number in (1.0, 1e16, 1e-6, 1e-7)] == [
+        b"1",
+        b"1" + b"0" * 16,
+        b"0.000001",
+        b"1e-7",
+    ]
     assert canonical({"\ue000": 1, "😀": 2}) == '{"😀":2,"\ue000":1}'.encode()
 
 

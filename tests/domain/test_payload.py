@@ -81,6 +81,12 @@ def test_an_array_has_at_most_1024_items() -> None:
     assert checked(several) == several.encode()
 
 
+def test_the_place_named_is_the_one_that_is_over() -> None:
+    full = '{"a":[' + ",".join("1" * 1024) + '],"b":"short",'
+    assert over(full + '"c":[' + ",".join("1" * 1025) + "]}").path == "/input/c"
+    assert over(full + '"c":{"d":"' + "x" * 65_537 + '"}}').path == "/input/c/d"
+
+
 @pytest.mark.parametrize(("letter", "count"), [("x", 65_536), ("é", 32_768), ("€", 21_845), ("😀", 16_384)])
 def test_a_string_or_a_name_has_at_most_65536_bytes(letter: str, count: int) -> None:
     longest = letter * count
