@@ -71,7 +71,9 @@ class Session(msgspec.Struct):
 def dishonest(command: Command, status: str, code: str | None, now: int) -> Iterator[str]:
     """What is wrong with a command ending so at ``now``: nothing, when the requirement text allows it."""
     last = command.current
-    answer = last.answer if last is not None else None
+    # An answer under an older fence was judged already: it asked for the next attempt.
+    unjudged = last is not None and int(last.lease.fence) == command.fence
+    answer = last.answer if last is not None and unjudged else None
     late = now >= command.deadline_ms
     if status == "completed" and (answer != "ok" or late):
         yield "completed without an accepted answer in time"
