@@ -123,7 +123,7 @@ class Call:
 
 
 def _shown_name(name: bytes) -> str:
-    return "-".join(part.capitalize() for part in name.decode().split("-"))
+    return "Last-Event-ID" if name == b"last-event-id" else name.decode().title()
 
 
 def wait_preference(headers: Iterable[Header]) -> int | None:
