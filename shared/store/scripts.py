@@ -38,9 +38,7 @@ from shared.store.wake import operation_topic, session_topic
 Arg = bytes | str | int
 TOMBSTONES_PER_CHUNK = 64
 CLIENTS_PER_SESSION = 1000
-_CONCERNS_ALL = frozenset(
-    {Code.AUTHORITY_LOST, Code.EPOCH_MOVED, Code.CLOCK_ROLLBACK, Code.OUTSIDE_WINDOW}
-)
+_CONCERNS_ALL = frozenset({Code.AUTHORITY_LOST, Code.EPOCH_MOVED, Code.CLOCK_ROLLBACK, Code.OUTSIDE_WINDOW})
 
 
 async def missing_guard(connection: Connection) -> str | None:
