@@ -8,7 +8,7 @@ import sys
 
 from admission_svc.app import Door
 from admission_svc.server import DoorServer, configuration
-from shared.config import AdmissionSettings, SettingError, read
+from shared.config import OFF, AdmissionSettings, SettingError, read
 from shared.store.runtime import Runtime
 from shared.telemetry import MetricsServer, configure_logs, logger
 
@@ -25,8 +25,8 @@ def run(settings: AdmissionSettings) -> None:
     log = logger("lockgate.admission")
     door = Door(runtime, settings)
     _spare_the_collector()
-    own_port = settings.metrics_port != settings.port
-    with MetricsServer(settings.host, settings.metrics_port if own_port else -1) as metrics:
+    apart = OFF if settings.metrics_port == settings.port != 0 else settings.metrics_port
+    with MetricsServer(settings.host, apart) as metrics:
 
         def told(port: int) -> None:
             log.info("listening", host=settings.host, port=port, metrics_port=metrics.port)

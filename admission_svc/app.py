@@ -74,10 +74,10 @@ class Door:
         self._waits = live.waits
         session_routes = SessionRoutes(desk, sessions, commands, live)
         host_routes = HostRoutes(runtime, desk, self._waits)
-        own_metrics_port = settings.metrics_port != settings.port
+        with_metrics = settings.metrics_port == settings.port != 0
         self.operations = [
             *_session_operations(session_routes),
-            *_host_operations(host_routes, metrics=not own_metrics_port),
+            *_host_operations(host_routes, metrics=with_metrics),
             Operation("GET", "/openapi.json", self._describe, "This description", {200: None}, token=False),
         ]
         self._description = encode(openapi.describe(self.operations))
