@@ -27,22 +27,24 @@ class SettingError(ValueError):
 
 @dataclass(frozen=True)
 class Doc:
-    """What a setting is for, and its bounds where it is a number. ``port`` also allows ``off``."""
+    """What a setting is for, and its bounds where it is a number. ``optional`` also allows ``off``."""
 
     help: str
     low: int = 0
     high: int = 0
     required: bool = False
     port: bool = False
-
-
-def _port(text: str) -> Doc:
-    return Doc(text, high=65_535, port=True)
+    optional: bool = False
 
 
 _DRAIN: Final = Doc("How long work may take to end after SIGTERM, in seconds.", high=600)
-_PORT: Final = _port("The port to listen on; 0 takes a free one and logs it.")
-_METRICS: Final = _port("The port of /metrics: off, 0 for a free one, or the service's own port.")
+_PORT: Final = Doc("The port to listen on; 0 takes a free one and logs it.", high=65_535, port=True)
+_METRICS: Final = Doc(
+    "The port of /metrics: off, 0 for a free one, or the service's own port.",
+    high=65_535,
+    port=True,
+    optional=True,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +123,7 @@ class Setting:
 
     def parse(self, text: str) -> Any:
         """The value that ``text`` stands for; SettingError where it stands for none."""
-        if self.doc.port and text == "off":
+        if self.doc.optional and text == "off":
             return OFF
         if self.integer:
             return self._integer(text)
@@ -135,7 +137,7 @@ class Setting:
         low, high = self.doc.low, self.doc.high
         # The length is looked at first: Python refuses very long numbers with an error of its own.
         if not (text.isascii() and text.isdigit() and len(text) < 10) or not low <= int(text) <= high:
-            also = ", or off" if self.doc.port else ""
+            also = ", or off" if self.doc.optional else ""
             raise SettingError(f"{self.variable} must be a whole number from {low} to {high}{also}")
         return int(text)
 
