@@ -132,8 +132,3 @@ def test_right_evidence_passes(check: Callable[[], object]) -> None:
 def test_wrong_evidence_breaks_the_promise_it_is_about(promise: str, check: Callable[[], object]) -> None:
     with pytest.raises(Broken, match=promise):
         check()
-
-
-def test_a_replay_is_the_last_change_or_what_the_client_had() -> None:
-    assert promises.replay(HISTORY, {"value": 0}) == {"value": 3}
-    assert promises.replay(HISTORY[2:], {"value": 7}) == {"value": 7}

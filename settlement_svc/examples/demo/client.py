@@ -76,6 +76,10 @@ class Client:
         """A session's state."""
         return self._send("GET", f"/v1/sessions/{session}")
 
+    def source(self) -> str:
+        """What every update of this host names as its source."""
+        return str(self._send("GET", "/v1/authority").body["source"])
+
     def replay(self, session: str, after: int, limit: int = 4) -> list[Event]:
         """Every update after a cursor, read in small pages."""
         events: list[Event] = []

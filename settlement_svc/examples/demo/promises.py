@@ -139,16 +139,7 @@ def page(answer: Answer) -> tuple[list[Event], int, int]:
     return answer.body["events"], answer.body["next"], answer.body["head"]
 
 
-def replay(events: Sequence[Event], state: dict[str, Any]) -> dict[str, Any]:
-    """The counter's state after applying updates to what a client had."""
-    for event in events:
-        payload = event["data"]["payload"]
-        if event["data"]["kind"] == "application" and payload["name"] == "counter.changed":
-            state = payload["data"]
-    return state
-
-
-def same_state(states: Mapping[str, dict[str, Any]], view: Answer) -> None:
+def same_state(states: Mapping[str, Mapping[str, Any]], view: Answer) -> None:
     """Every client ended where the host's own view is."""
     for client, state in states.items():
         expect(
