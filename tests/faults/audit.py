@@ -67,8 +67,9 @@ class Audit:
 
     def _at_rest(self) -> bool:
         keys = self._system.keys
-        with self._system.raw() as raw:
-            return int(raw.zcard(keys.due)) == 0 and int(raw.xlen(keys.outbox(PEER))) == 0
+        due: Any = self._system.raw.zcard(keys.due)
+        offers: Any = self._system.raw.xlen(keys.outbox(PEER))
+        return bool(due == 0 and offers == 0)
 
     # Facts
 
@@ -87,7 +88,7 @@ class Audit:
         for name, command in commands.items():
             if name in self.outcomes or name in by_command:
                 self._command(command, by_command.get(name, []))
-        if view["state"] is not None:
+        if "value" in view["state"]:
             self._state(session, updates, view["state"])
 
     def _command(self, command: Command, updates: list[Update]) -> None:
@@ -171,11 +172,10 @@ class Audit:
     # The store at rest
 
     def _store(self) -> None:
-        keys = self._system.keys
-        with self._system.raw() as raw:
-            authority = raw.hget(TENANTS, TENANT)
-            meta: Any = raw.hmget(keys.meta, "authority", "used_operations")
-            parked: Any = raw.hgetall(keys.parked)
+        keys, raw = self._system.keys, self._system.raw
+        authority: Any = raw.hget(TENANTS, TENANT)
+        meta: Any = raw.hmget(keys.meta, "authority", "used_operations")
+        parked: Any = raw.hgetall(keys.parked)
         if meta[0] != authority or meta[0] != self._system.authority.encode():
             self._fault(f"the authority changed: {authority!r}, {meta[0]!r}")
         if int(meta[1]) != len(self.outcomes):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-import redis
 
 import lua
 from shared.domain.ids import command_operation_id
@@ -56,6 +55,8 @@ class System:
         self.token = ""
         self._processes = processes
         self._door_port = free_port()
+        self.raw = raw_client(store.url)
+        """A client of the store itself, for looking; it finds a restarted store again."""
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -86,6 +87,7 @@ class System:
         finally:
             system.ledger.close()
             system.journal.close()
+            system.raw.close()
 
     # Processes
 
@@ -176,33 +178,26 @@ class System:
         """A caller of the tenant."""
         return Client(self.token, doors or [self.door_url], self.journal, timeout_s)
 
-    def raw(self) -> redis.Redis:
-        """A client of the store itself, for looking; close it."""
-        return raw_client(self.store.url)
-
     def operation_id(self, command_id: str) -> str:
         return command_operation_id(self.authority, command_id)
 
     def record(self, command_id: str) -> dict[str, str]:
         """A command's record, fields as text; empty where there is none."""
-        with self.raw() as raw:
-            return _texts(raw.hgetall(self.keys.op(self.operation_id(command_id))))
+        return _texts(self.raw.hgetall(self.keys.op(self.operation_id(command_id))))
 
     def session(self, session_id: str) -> dict[str, str]:
         """A session's record, fields as text."""
-        with self.raw() as raw:
-            return _texts(raw.hgetall(self.keys.session(session_id)))
+        return _texts(self.raw.hgetall(self.keys.session(session_id)))
 
     def outbox(self) -> list[dict[str, str]]:
         """What is offered to the peer, oldest first."""
-        with self.raw() as raw:
-            return [_texts(fields) for _, fields in raw.xrange(self.keys.outbox(PEER))]
+        entries: Any = self.raw.xrange(self.keys.outbox(PEER))
+        return [_texts(fields) for _, fields in entries]
 
     def unacknowledged(self) -> int:
         """How many offers were handed out and not acknowledged."""
-        with self.raw() as raw:
-            summary: Any = raw.xpending(self.keys.outbox(PEER), GROUP)
-            return int(summary["pending"])
+        summary: Any = self.raw.xpending(self.keys.outbox(PEER), GROUP)
+        return int(summary["pending"])
 
 
 def _texts(fields: Any) -> dict[str, str]:

@@ -21,9 +21,8 @@ from tests.support.polling import wait_until
 def nothing_of(system: System, command: Command) -> bool:
     """Whether the store holds nothing that an admission would leave."""
     operation = system.operation_id(command.id)
-    with system.raw() as raw:
-        due = raw.zscore(system.keys.due, operation)
-        facts = raw.xlen(system.keys.updates(command.session))
+    due = system.raw.zscore(system.keys.due, operation)
+    facts = system.raw.xlen(system.keys.updates(command.session))
     session = system.session(command.session)
     return (
         system.record(command.id) == {}
