@@ -27,7 +27,6 @@ from tests.support.processes import Processes
     "DASP-CORE-006c",
     "DASP-CORE-009a",
     "DASPX-08",
-    "RT-DUR-10",
 )
 @pytest.mark.case(54, 103)
 async def test_a_killed_store_loses_nothing_that_was_acknowledged(system: System) -> None:

@@ -11,7 +11,7 @@ import contextlib
 from collections import deque
 from enum import Enum
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import hiredis
 
@@ -56,6 +56,12 @@ def frame_end(data: bytes | bytearray, at: int = 0) -> int | None:
     return end
 
 
+def _parsed(raw: bytes) -> Any:
+    parser = hiredis.Reader()
+    parser.feed(raw)
+    return parser.gets()
+
+
 class _Place(Enum):
     BEFORE = "before"
     AFTER = "after"
@@ -72,6 +78,7 @@ class Stop:
         self.place = place
         self._reached = asyncio.Event()
         self._released = asyncio.Event()
+        self._answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     async def reached(self, within_s: float = 15.0) -> None:
         """Wait until the traffic got there; AssertionError where it does not."""
@@ -86,6 +93,11 @@ class Stop:
         """Let the traffic go on."""
         self._released.set()
 
+    async def reply(self, within_s: float = 15.0) -> Any:
+        """What the store answered to the command, whether or not that was passed on."""
+        async with asyncio.timeout(within_s):
+            return await asyncio.shield(self._answered)
+
     def applies(self, name: str, command: list[bytes]) -> bool:
         wanted = all(argument in command for argument in self.containing)
         return name == self.name and wanted and not self._reached.is_set()
@@ -96,6 +108,10 @@ class Stop:
 
     def mark(self) -> None:
         self._reached.set()
+
+    def answered(self, raw: bytes) -> None:
+        if not self._answered.done():
+            self._answered.set_result(_parsed(raw))
 
 
 class _Traffic:
@@ -198,16 +214,13 @@ class BreakpointProxy:
                 await self._request(raw, writer, traffic)
 
     async def _request(self, raw: bytes, writer: asyncio.StreamWriter, traffic: _Traffic) -> None:
-        parser = hiredis.Reader()
-        parser.feed(raw)
-        command: list[bytes] = parser.gets()
+        command: list[bytes] = _parsed(raw)
         name = label(command)
         self.calls.append(name)
         traffic.pushes = traffic.pushes or name in _PUSHES
         stop = next((stop for stop in self._stops if stop.applies(name, command)), None)
         if stop is not None and stop.place is _Place.BEFORE:
             await stop.hold()
-            stop = None
         traffic.due.append(stop)
         writer.write(raw)
         await writer.drain()
@@ -224,10 +237,12 @@ class BreakpointProxy:
                 del received[:end]
                 # Pushed messages answer no request.
                 stop = traffic.due.popleft() if traffic.due and not traffic.pushes else None
+                if stop is not None:
+                    stop.answered(raw)
                 if stop is not None and stop.place is _Place.CUT:
                     stop.mark()
                     return
-                if stop is not None:
+                if stop is not None and stop.place is _Place.AFTER:
                     await stop.hold()
                 writer.write(raw)
             await writer.drain()
