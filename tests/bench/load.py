@@ -89,11 +89,11 @@ async def drive(host: str, port: int, requests: Iterable[bytes], connections: in
     return load
 
 
-def post(path: str, token: str, body: bytes) -> bytes:
+def post(path: str, token: str, body: bytes, headers: str = "") -> bytes:
     """One POST as it goes over the wire."""
     head = (
         f"POST {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {token}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
     )
     return head.encode() + body
 

@@ -8,11 +8,9 @@ import secrets
 import time
 from statistics import median
 
-import httpx
-
 from shared.store.connection import Connection
 from shared.store.keys import Keys
-from tests.bench.load import percentile
+from tests.bench.load import percentile, post
 from tests.bench.table import Row
 from tests.bench.world import TENANT, System, command
 
@@ -46,6 +44,17 @@ async def _call_directly(port: int, body: bytes) -> None:
     writer.close()
 
 
+async def _exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes
+) -> dict[str, object]:
+    """One request over a kept connection, as plain as the direct call."""
+    writer.write(request)
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
+    receipt: dict[str, object] = json.loads(await reader.readexactly(length))
+    return receipt
+
+
 async def _measure(system: System) -> list[Row]:
     server = await asyncio.start_server(_handle, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -54,25 +63,18 @@ async def _measure(system: System) -> list[Row]:
     session = await asyncio.to_thread(system.new_session)
     before = await _bytes(system)
     direct, through = [], []
-    headers = {
-        "Authorization": f"Bearer {system.token}",
-        "Prefer": "wait=10",
-        "Content-Type": "application/json",
-    }
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{system.door_port}", headers=headers) as door:
-        for _ in range(COMMANDS):
-            body = command(f"c-{secrets.token_hex(8)}")
-            began = time.perf_counter()
-            await _call_directly(port, body)
-            direct.append((time.perf_counter() - began) * 1000)
-            began = time.perf_counter()
-            answer = await door.post(f"/v1/sessions/{session}/commands", content=body)
-            through.append((time.perf_counter() - began) * 1000)
-            assert answer.status_code == 201, answer.text
-        state = (await door.get(f"/v1/sessions/{session}/commands/{json.loads(body)['command_id']}")).json()[
-            "state"
-        ]
-    assert state == "settled", state
+    door = await asyncio.open_connection("127.0.0.1", system.door_port)
+    for _ in range(COMMANDS):
+        body = command(f"c-{secrets.token_hex(8)}")
+        began = time.perf_counter()
+        await _call_directly(port, body)
+        direct.append((time.perf_counter() - began) * 1000)
+        request = post(f"/v1/sessions/{session}/commands", system.token, body, "Prefer: wait=10\r\n")
+        began = time.perf_counter()
+        receipt = await _exchange(*door, request)
+        through.append((time.perf_counter() - began) * 1000)
+        assert receipt["state"] == "settled", receipt
+    door[1].close()
     kept = (await _bytes(system) - before) / COMMANDS
     server.close()
     await asyncio.to_thread(sidecar.terminate)
