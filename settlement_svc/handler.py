@@ -125,6 +125,9 @@ class HandlerCall:
             self._http.send(h11.Data(body)),
             self._http.send(h11.EndOfMessage()),
         )
+        # A handler that died between connecting and this: some event loops raise anything for such a write.
+        if self._writer.is_closing():
+            raise ConnectionResetError
         self._writer.write(b"".join(part or b"" for part in parts))
         await self._writer.drain()
 

@@ -314,6 +314,26 @@ async def test_a_lost_answer_is_uncertain_unless_the_work_may_be_asked_again(cre
     assert (await crew.client.settled(second)).status == "completed"
 
 
+@pytest.mark.requirement("DASP-CORE-007b")
+@pytest.mark.parametrize("kind", ["safe", "pay"])
+async def test_a_handler_that_died_before_the_request_came_is_one_whose_answer_was_lost(
+    crew: Crew, kind: str
+) -> None:
+    sidecar = await crew.sidecar()
+    told = len(sidecar.output)
+    session = f"reset-{kind}"
+    stop = crew.proxy.stop_after("lease claim", crew.system.operation_id(f"{session}-1").encode())
+    first, second = await crew.two_commands(session, kind)
+    await stop.reached()
+    crew.worker.reset_connections()
+    stop.release()
+    assert (await crew.client.settled(first)).status == ("uncertain" if kind == "pay" else "completed")
+    assert crew.effects(first) == (0 if kind == "pay" else 1)
+    assert (await crew.client.settled(second)).status == "completed"
+    assert "released" in sidecar.output[told:], "what is known to be lost is not waited for"
+    assert "work failed" not in sidecar.output[told:]
+
+
 LOST_REPLIES: Final = (
     # The command, arguments that tell it from others like it, what it means that its reply was lost.
     ("lease claim", (), "uncertain", 0),

@@ -10,6 +10,8 @@ import argparse
 import asyncio
 import contextlib
 import random
+import socket
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -50,6 +52,7 @@ class Worker:
         self._keys = {entry.effect_key for entry in ledger.of("effect")}
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
         self.port = 0
 
     @property
@@ -83,11 +86,24 @@ class Worker:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
+    def reset_connections(self) -> None:
+        """End every connection with RST, as the system does for a process that died with some unaccepted."""
+        for writer in list(self._writers):
+            writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
+            writer.transport.abort()
+
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
         task = asyncio.create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: writer.transport.abort())
+        task.add_done_callback(lambda _: self._close(writer))
+
+    def _close(self, writer: asyncio.StreamWriter) -> None:
+        self._writers.discard(writer)
+        writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # A carrier connects before it is allowed to call, and may never be.
