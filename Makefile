@@ -8,7 +8,7 @@ SOURCES := admission_svc settlement_svc shared lua tests
 JOBS ?= 2
 ARGS ?=
 
-.PHONY: setup demo test lint lengths bench mutants lock clean
+.PHONY: setup demo test lint lengths bench mutants chaos lock clean
 
 setup: .venv/.stamp
 
@@ -42,6 +42,10 @@ bench: setup
 
 mutants: setup
 	$(BIN)/python -m tests.mutants $(ARGS)
+
+# Random faults for a minute; ARGS="--seconds 600 --seed 7" for longer, or for the same again.
+chaos: setup
+	$(BIN)/python -m tests.faults.chaos $(ARGS)
 
 # The lock files name versions and hashes only: no index, no path, so they hold behind any mirror.
 lock:

@@ -62,7 +62,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def status(self) -> str:
-        return str(self.outcome["status"])
+        return str(self.outcome.get("status", ""))
 
 
 class Journal:

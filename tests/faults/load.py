@@ -13,6 +13,7 @@ from tests.faults.contracts import CONCURRENT, SERIAL
 _KINDS: Final = ("safe", "keyed", "pay")
 _REFUSED: Final = 0.05
 _REPEATED: Final = 0.1
+_SETTLED_S: Final = 90.0
 
 
 class Load:
@@ -39,9 +40,10 @@ class Load:
         amount, refuse = rng.randint(1, 9), rng.random() < _REFUSED
         return Command(f"{session}-{next(self._numbers)}", session, rng.choice(_KINDS), amount, refuse)
 
-    async def run(self, clients: int, go_on: Callable[[], bool]) -> list[Reply]:
+    async def run(self, clients: int, go_on: Callable[[], bool], patience: float = 0.0) -> list[Reply]:
         """So many callers at a time submit command after command while ``go_on`` says so; gives the last
-        reply to each. Some commands are repeated after they were answered.
+        reply to each. Some commands are repeated after they were answered, and the share ``patience`` of
+        them is waited for, so that workers keep up.
         """
         replies: list[Reply] = []
 
@@ -53,6 +55,8 @@ class Load:
                 if self._rng.random() < _REPEATED:
                     again = await self._client.once(command)
                     assert again.status in (0, 200, 503), again
+                if self._rng.random() < patience:
+                    await self._client.settled(command, _SETTLED_S)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(clients):
