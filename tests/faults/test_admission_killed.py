@@ -206,21 +206,18 @@ async def test_an_absent_store_is_unavailable_and_nothing_else(system: System) -
         await client.open("s1", CONCURRENT)
         assert (await client.once(known)).status == 201
         system.store.kill()
-        for reply in (
-            await client.once(known),
-            await client.once(new),
-            await client.once(known, amount=9),
-        ):
+        replies = await asyncio.gather(client.once(known), client.once(new), client.once(known, amount=9))
+        for reply in replies:
             assert (reply.status, reply.error) == (503, "unavailable")
             assert int(reply.retry_after) >= 1
-        for path in (
+        paths = (
             "/v1/sessions/s1",
             "/v1/sessions/missing",
             "/v1/sessions/s1/commands/c1",
             "/v1/sessions/s1/commands/missing",
             "/v1/sessions/s1/updates?after=0",
-        ):
-            assert await client.status(path) == 503
+        )
+        assert set(await asyncio.gather(*map(client.status, paths))) == {503}
         system.store.start()
         admitted = await client.submit(new)
         assert (admitted.disposition, admitted.sequence) == ("accepted", 2)

@@ -11,7 +11,7 @@ from shared.store.embedded import EmbeddedStore
 from tests.faults.chaos import storm
 from tests.support.processes import Processes
 
-SECONDS = 8.0
+SECONDS = 6.0
 
 
 @pytest.mark.requirement("DASP-CORE-006a", "DASP-CORE-006c", "DASP-CORE-009a", "DASPX-08")

@@ -1,7 +1,8 @@
 """A sidecar killed with SIGKILL at every step of its life; the next one has only what the store holds.
 
 Each test kills the sidecar at one step of a command in a serial session with a second command waiting behind
-it. The next sidecar finishes both and is the victim of the next test. No central process helps.
+it. The next sidecar finishes both and is the victim of the next test. No central process helps. After the
+last test everything is audited together.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.support.breakpoints import BreakpointProxy, Stop
 from tests.support.processes import Process, Processes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-LEASE_MS: Final = 1_000
+LEASE_MS: Final = 800
 
 
 class Crew:
@@ -81,7 +82,10 @@ async def crew(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Crew]:
         worker = await stack.enter_async_context(Worker(system.ledger))
         await system.door()
         client = await stack.enter_async_context(system.client())
-        yield Crew(system, proxy, worker, client)
+        made = Crew(system, proxy, worker, client)
+        yield made
+        await made.sidecar()
+        await Audit.of(system, client)
     assert not processes.end()
 
 
@@ -210,7 +214,6 @@ async def test_the_next_sidecar_goes_on_from_what_the_store_proves(crew: Crew, s
         assert outcome.status == "completed"
         assert crew.calls(first) == step.calls + (1 if step.again or not step.calls else 0)
     assert (await crew.client.settled(second)).status == "completed"
-    await Audit.of(crew.system, crew.client)
 
 
 @pytest.mark.requirement("RT-STORE-16")
@@ -222,7 +225,6 @@ async def test_recovery_asks_with_the_key_of_the_lost_attempt(crew: Crew) -> Non
     assert (await crew.client.settled(first)).status == "completed"
     assert len({entry.effect_key for entry in crew.system.ledger.of("called", first.id)}) == 1
     assert (crew.calls(first), crew.effects(first)) == (2, 1)
-    await Audit.of(crew.system, crew.client)
 
 
 @pytest.mark.requirement("RT-OUT-02", "DASP-CORE-007d", "DASPX-08")
@@ -246,7 +248,6 @@ async def test_a_command_whose_turn_was_not_given_yet_is_dispatched_once(crew: C
     await crew.sidecar()
     assert (await crew.client.settled(second)).status == "completed"
     assert (crew.calls(second), crew.effects(second)) == (1, 1)
-    await Audit.of(crew.system, crew.client)
 
 
 @pytest.mark.requirement("RT-OUT-02", "RT-OUT-05", "RT-OUT-07")
@@ -359,4 +360,3 @@ async def test_a_store_reply_that_was_lost_is_looked_up_before_anything_follows(
     assert crew.calls(first) == effects, "a grant that nobody heard of calls nobody"
     assert (await crew.client.settled(second)).status == "completed"
     assert crew.calls(second) == 1
-    await Audit.of(crew.system, crew.client)

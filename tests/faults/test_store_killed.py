@@ -62,7 +62,7 @@ async def test_three_relays_of_which_one_is_killed_deliver_every_entry(
         await system.door()
         async with Worker(system.ledger) as worker, system.client() as client:
             await client.open("s1", CONCURRENT)
-            commands = [Command(f"c{i}", "s1", "keyed") for i in range(250)]
+            commands = [Command(f"c{i}", "s1", "keyed") for i in range(200)]
             waiting = iter(commands)
 
             async def submit() -> None:
