@@ -7,10 +7,14 @@ whoever else asks meanwhile (single flight), and decide again.
 from __future__ import annotations
 
 import asyncio
+import logging
+from typing import Final
 
 import msgspec
 
 from shared.domain.credentials import TokenRecord
+from shared.domain.errors import InvalidInput
+from shared.domain.policy import Policy, PolicyDocument, read_policy
 from shared.store.connection import Connection
 from shared.store.keys import TENANTS, Keys
 from shared.store.reads import unrefused
@@ -18,11 +22,12 @@ from shared.store.registry import PeerRecord, find_token
 from shared.store.replies import Revisions, TenantLost
 
 _TOKENS_REMEMBERED = 10_000
+logger: Final = logging.getLogger("lockgate.store.snapshot")
 _peers = msgspec.json.Decoder(PeerRecord)
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A tenant's authority, revisions and directory as of one reading."""
+    """A tenant's authority, revisions, directory and policy as of one reading."""
 
     tenant: str
     revisions: Revisions
@@ -31,6 +36,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     retired: frozenset[str]
     peers: frozenset[str]
     clock_accepted_ms: int
+    policy: Policy
     tokens: dict[str, TokenRecord | None] = msgspec.field(default_factory=dict)
 
 
@@ -43,6 +49,7 @@ class SnapshotSource:
         self._connection = connection
         self._current: Snapshot | None = None
         self._loading: asyncio.Task[Snapshot] | None = None
+        self._document: PolicyDocument | None = None
 
     async def get(self) -> Snapshot:
         """The snapshot in use, read first if there is none."""
@@ -96,10 +103,15 @@ class SnapshotSource:
             "retired",
             "clock_accepted",
         )
+        # The revisions are read before what they cover: what changes in between is at worst newer than its
+        # revision, which the first script or read then says has moved.
         replies = await self._connection.pipeline(
-            ("HGET", TENANTS, self._tenant), meta, ("HVALS", self._keys.peers)
+            ("HGET", TENANTS, self._tenant),
+            meta,
+            ("HVALS", self._keys.peers),
+            ("HGET", self._keys.policy, "document"),
         )
-        registered, row, members = unrefused(replies)
+        registered, row, members, document = unrefused(replies)
         authority, policy, directory, epoch, boundary, retired, accepted = (
             value.decode() if value is not None else "" for value in row
         )
@@ -113,5 +125,18 @@ class SnapshotSource:
             retired=frozenset(retired.split()),
             peers=frozenset(_peers.decode(member).peer for member in members),
             clock_accepted_ms=int(accepted.split()[0]) if accepted else 0,
+            policy=self._policy(policy, document),
         )
         return self._current
+
+    def _policy(self, revision: str, stored: bytes | None) -> Policy:
+        """What is stored as a policy; a document is compiled once, however often other revisions move."""
+        if stored is None:
+            return Policy(revision)
+        if self._document is None or self._document.text != stored:
+            try:
+                self._document = read_policy(stored)
+            except InvalidInput as fault:
+                logger.error("the policy of tenant %s cannot be read: %s", self._tenant, fault.description)
+                return Policy.unreadable(revision)
+        return Policy(revision, self._document)
