@@ -2,7 +2,8 @@
 
 Whoever waits holds a few objects and one watch on the process's single subscription, never a connection to
 the store. A hint only says *read again*; what is true is read from the keys, also every few seconds without
-a hint. A stream reads each page at its own pace, so a slow client holds up nobody and overflows nothing.
+a hint. A stream reads each page at its own pace, so a slow client holds up nobody and overflows nothing. What
+it has read is released only while the client has room for it and the permission still holds.
 """
 
 from __future__ import annotations
@@ -177,9 +178,12 @@ class Live:
                 header, lambda now: self._sessions.replay(now, session_id, cursor, STREAM_PAGE)
             )
 
+        async def recheck() -> None:
+            await self._desk.serve(header, lambda now: self._sessions.view(now, session_id))
+
         wait = self.waits.watch(visit.tenant, (session_topic(session_id),), receive)
         prefix = visit.revisions.authority[:8] + "-"
-        return UpdateStream(session_id, prefix, await read(after), read, wait)
+        return UpdateStream(session_id, prefix, await read(after), read, recheck, wait)
 
     async def resume_at(self, header: bytes | None, last_event_id: bytes) -> int:
         """The cursor in a ``Last-Event-ID``: ``<authority8>-<sequence>`` or a plain integer.
@@ -201,7 +205,9 @@ class UpdateStream:
     """Replay, then live, until the client leaves or the session or the process ends.
 
     Both are one loop over pages, so there is no hand-off between them that could lose a fact
-    (DASP-CORE-011e, DASP-CORE-011f). It waits only where a page read under its watch had nothing.
+    (DASP-CORE-011e, DASP-CORE-011f). It waits only where a page read under its watch had nothing. Whatever
+    waited for a slow client is released only after ``recheck``, which raises where the session may no longer
+    be read: what was read under a permission is not told after its revocation (DASPX-09).
     """
 
     def __init__(
@@ -210,14 +216,17 @@ class UpdateStream:
         prefix: str,
         first: Replay,
         read: Callable[[int], Awaitable[Replay]],
+        recheck: Callable[[], Awaitable[None]],
         wait: Wait,
     ) -> None:
         self._session_id = session_id
         self._prefix = prefix
         self._page = first
         self._read = read
+        self._recheck = recheck
         self._wait = wait
         self._spoken = 0.0
+        self._told = first.after
 
     async def run(self, send: Send) -> None:
         """Send the stream; an answer of its own (``Stream``)."""
@@ -229,7 +238,7 @@ class UpdateStream:
                     await self._follow(send)
                 except Unavailable:
                     # The store went away: the client resumes from its own cursor when it can.
-                    await self._say(send, _resync(self._session_id, self._page.next))
+                    await self._say(send, _resync(self._session_id, self._told))
                 except LockgateError:
                     # Closed, or no longer permitted: nothing more is told, not even which (DASPX-09).
                     pass
@@ -237,11 +246,8 @@ class UpdateStream:
 
     async def _follow(self, send: Send) -> None:
         loop = asyncio.get_running_loop()
+        await self._release(send, just_read=False)
         while not self._wait.over():
-            for chunk in self._chunks():
-                await self._say(send, chunk)
-                if self._wait.over():
-                    return
             self._page = await self._read(self._page.next)
             while not self._page.events:
                 silence_s = self._spoken + HEARTBEAT_S - loop.time()
@@ -252,21 +258,54 @@ class UpdateStream:
                 if self._wait.over():
                     return
                 self._page = await self._read(self._page.next)
+            await self._release(send, just_read=True)
+
+    async def _release(self, send: Send, *, just_read: bool) -> None:
+        """Send the page in parts. Nothing lies between a part's last check, which a page that was just read
+        has behind it, and the moment at which the connection takes it.
+        """
+        checked = just_read
+        for last, chunk in self._chunks():
+            while await _held_up(send) or not checked:
+                if self._wait.over():
+                    return
+                await self._recheck()
+                checked = True
+            await self._say(send, chunk)
+            self._told, checked = last, False
 
     async def _say(self, send: Send, chunk: bytes) -> None:
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
         self._spoken = asyncio.get_running_loop().time()
 
-    def _chunks(self) -> Iterable[bytes]:
-        """The page's frames, some at a time. An update is one line: compact JSON holds no line break."""
-        chunk = bytearray()
+    def _chunks(self) -> Iterable[tuple[int, bytes]]:
+        """The page's frames, some at a time, each part with its last sequence. An update is one line: compact
+        JSON holds no line break.
+        """
+        chunk, sequence = bytearray(), self._page.after
         for sequence, event in enumerate(self._page.events, self._page.after + 1):
             chunk += b"id: %b%d\ndata: %b\n\n" % (self._prefix.encode(), sequence, event)
             if len(chunk) >= _CHUNK_BYTES:
-                yield bytes(chunk)
+                yield sequence, bytes(chunk)
                 chunk.clear()
         if chunk:
-            yield bytes(chunk)
+            yield sequence, bytes(chunk)
+
+
+async def _held_up(send: Send) -> bool:
+    """Wait until the connection has room; True where that took any time. A server waits before it writes,
+    also before it writes nothing, and only then does anything else run.
+    """
+    others_ran = False
+
+    def note() -> None:
+        nonlocal others_ran
+        others_ran = True
+
+    noting = asyncio.get_running_loop().call_soon(note)
+    await send({"type": "http.response.body", "body": b"", "more_body": True})
+    noting.cancel()
+    return others_ran
 
 
 def _resync(session_id: str, cursor: int) -> bytes:
