@@ -93,6 +93,7 @@ class Admission(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``principal`` stays the original invoker for ever (RT-CTX-03). ``candidates`` are the eligible peers of a
     one-eligible branch in ASCII order; ``branches`` the branch ids in storage order (DESIGN section 4).
+    ``session_owner`` opened the session, "" where that is the principal itself: a policy needs to know.
     """
 
     principal: str
@@ -109,6 +110,7 @@ class Admission(msgspec.Struct, frozen=True, omit_defaults=True):
     command_id: str = ""
     name: str = ""
     traceparent: str = ""
+    session_owner: str = ""
 
 
 class Refusal(msgspec.Struct, frozen=True):
