@@ -21,6 +21,8 @@ from shared.domain.errors import InvalidInput, NotFound, Unavailable
 from shared.domain.guard import TimeGuard
 from shared.domain.ids import MessageKind, command_operation_id, intent_digest, message_id
 from shared.domain.interaction import Interaction
+from shared.domain.limits import Exceeded
+from shared.domain.profile import OUTCOME_BYTES
 from shared.domain.records import Admission, CommandError, accepted_payload, encode
 from shared.store.codes import Code
 from shared.store.connection import ReplyLost, StoreUnavailable
@@ -28,7 +30,7 @@ from shared.store.inspection import Durability, refusal
 from shared.store.reads import SnapshotMoved
 from shared.store.replies import ClockRefusal, NewOperation, Offer, OutOfMemory, Reply
 from shared.store.runtime import Runtime
-from shared.telemetry import ADMISSIONS, LOST_REPLIES, logger
+from shared.telemetry import ADMISSIONS, LIMITED, LOST_REPLIES, logger
 
 ADMISSION_WINDOW_MS: Final = 10_000
 _SESSIONS_REMEMBERED: Final = 10_000
@@ -45,6 +47,7 @@ class Verdict(msgspec.Struct, frozen=True):
     disposition: Disposition
     sequence: int | None
     error: CommandError | None = None
+    exceeded: Exceeded | None = None
 
 
 class SessionTerms(msgspec.Struct, frozen=True):
@@ -64,6 +67,14 @@ HALTED: Final = _rejected("conflict", "the session stopped at an uncertain outco
 EXHAUSTED: Final = _rejected("limit_exceeded", "the session has no sequences left")
 FULL: Final = _rejected("limit_exceeded", "the store takes no new work now", retryable=True)
 UNSUPPORTED: Final = _rejected("unsupported_command", "the session's profile has no such command")
+
+
+def _over(reply: Reply) -> Verdict:
+    exceeded = Exceeded.of(reply.text(0), reply.number(1))
+    LIMITED.labels(exceeded.limit).inc()
+    error = CommandError("limit_exceeded", exceeded.message, retryable=exceeded.retry_after_s > 0)
+    return Verdict("rejected", None, error, exceeded)
+
 
 _DECLINED: Final = {
     Code.CONFLICT: CONFLICT,
@@ -348,6 +359,7 @@ def _operation(
         session_id=asked.session_id,
         command_id=command.command_id,
         accepted=accepted_payload(command.name),
+        reserve=interaction.max_result_bytes + OUTCOME_BYTES,
     )
 
 
@@ -361,6 +373,8 @@ def _verdict(reply: Reply) -> Verdict:
     declined = _DECLINED.get(code)
     if declined is not None:
         return declined
+    if code is Code.CAPACITY:
+        return _over(reply)
     if code is Code.NOT_FOUND:
         raise NotFound
     if code is Code.STALE_SNAPSHOT:

@@ -231,8 +231,11 @@ def _receipt(session_id: str, command_id: str, verdict: Verdict) -> Receipt:
 def _receipt_reply(session_id: str, command_id: str, verdict: Verdict) -> Reply:
     body = encode(_receipt(session_id, command_id, verdict))
     if verdict.error is not None:
-        status = _STATUS[verdict.error.code]
-        return Reply(status, body, retry_after(1) if verdict.error.retryable else ())
+        exceeded = verdict.exceeded
+        if exceeded is not None:
+            status = 429 if exceeded.rate else 503 if exceeded.retry_after_s else 413
+            return Reply(status, body, retry_after(exceeded.retry_after_s) if exceeded.retry_after_s else ())
+        return Reply(_STATUS[verdict.error.code], body, retry_after(1) if verdict.error.retryable else ())
     location = (b"location", f"/v1/sessions/{session_id}/commands/{command_id}".encode())
     if verdict.disposition == "duplicate":
         return Reply(200, body, (location, REPLAYED))

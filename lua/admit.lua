@@ -4,19 +4,24 @@
 -- ARGV 1 authority  2 policy revision  3 directory revision  4 not before ms  5 not after ms
 --      6 kind: i invocation, c concurrent command, s serial command  7 intent digest  8 timeout ms
 --      9 claim timeout ms  10 admission  11 input  12 wake message  13 operation id  14 session id  15 command id
---      16 payload of command.accepted  17 number of branches, then per branch: peer, message id
--- Order of checks: authority, epoch, policy, session, record, directory, window; nothing is written before all hold.
+--      16 payload of command.accepted  17 bytes reserved for the outcome
+--      18 number of branches, then per branch: peer, message id
+-- Order of checks: authority, epoch, policy, session, record, directory, window, capacity; nothing is written before
+-- all hold.
 -- Replies {code, now, ...}:
 --   OK sequence deadline seat epoch · DUPLICATE at phase outcome-sequence · CONFLICT · EXPIRED · CORRUPT
 --   AUTHORITY_LOST · EPOCH_MOVED · STALE_SNAPSHOT which revision · NOT_FOUND · SESSION_CLOSING · HALTED
 --   SEQUENCE_EXHAUSTED · CLOCK_ROLLBACK by-ms · OUTSIDE_WINDOW which · INVALID which
+--   CAPACITY which (record, operations, bytes, open, outbox, rate) retry-after-ms (0 where time alone does not help)
 -- Facts written: command.accepted (commands). Without allow-oom the server refuses it whole when memory is out.
--- Invariants: the record, its fact, its outbox entries or queue seat, and its wake-up appear together or not at all
+-- Invariants: equal retries and conflicts cost no quota, refusals neither; what is counted is what is kept, and the
+--   outcome of what is open is counted before it is there (DASP-CORE-012b); the record, its fact, its outbox entries or queue seat, and its wake-up appear together or not at all
 --   (RT-ADM-24, DASP-CORE-004a); every branch starts with attempt 1 and fence 1 (RT-SEL-05); instants are made here
 --   (RT-TIME-03, RT-TIME-04).
 --@include enter
 --@include window
 --@include recorded
+--@include charge
 local MAX_BRANCHES = 1024 -- unpack() gives up near 8,000 values
 local END_OF_STREAM = '18446744073709551615-18446744073709551615'
 local now = now_ms()
@@ -27,7 +32,7 @@ end
 local in_session = ARGV[6] ~= 'i'
 local session
 if in_session then
-  session = redis.call('HMGET', KEYS[4], 'phase', 'head', 'busy', 'halted', 'pending', 'commands')
+  session = redis.call('HMGET', KEYS[4], 'phase', 'head', 'busy', 'halted', 'pending', 'commands', 'bytes')
   if not session[1] or session[1] == 'closed' then
     return { 'NOT_FOUND', now }
   end
@@ -55,8 +60,8 @@ if timeout < 1 or deadline > MAX_SAFE then
   return { 'INVALID', now, 'timeout' }
 end
 local outbox_at = in_session and 6 or 3
-local branches = tonumber(ARGV[17])
-if branches < 1 or branches > MAX_BRANCHES or #ARGV ~= 17 + 2 * branches then
+local reserve, branches = tonumber(ARGV[17]), tonumber(ARGV[18])
+if branches < 1 or branches > MAX_BRANCHES or #ARGV ~= 18 + 2 * branches then
   return { 'INVALID', now, 'branches' }
 end
 local seat, sequence = 'none', 0
@@ -87,6 +92,26 @@ end
 if seat == 'queued' then
   redis.call('ZCARD', KEYS[6])
 end
+local usage, limits = numbers(meta.usage, USAGE), numbers(meta.limits, LIMITS)
+if not usage or not limits then
+  return { 'CORRUPT', now }
+end
+local record = #ARGV[10] + #ARGV[11]
+if record > limits[RECORD_BYTES] then
+  return { 'CAPACITY', now, 'record', 0 }
+end
+if seat ~= 'queued' then
+  for i = outbox_at + 1, #KEYS do
+    if redis.call('XLEN', KEYS[i]) >= limits[OUTBOX_DEPTH] then
+      return { 'CAPACITY', now, 'outbox', 0 }
+    end
+  end
+end
+local kept = record + #ARGV[16] + reserve
+refusal = charge(usage, limits, now, { 1, kept, 1, 0 })
+if refusal then
+  return refusal
+end
 local claim_by = math.min(deadline, now + claim_timeout)
 redis.call('ZADD', KEYS[3], seat == 'queued' and deadline or claim_by, ARGV[13])
 if in_session then
@@ -97,13 +122,13 @@ if in_session then
   end
 end
 local fields = { 'v', 1, 'rev', 1, 'phase', 'admitted', 'reservation', 'pending',
-                 'at', string.format('%.0f %.0f %.0f', now, deadline, sequence), 'intent', ARGV[7],
+                 'at', string.format('%.0f %.0f %.0f %.0f', now, deadline, sequence, reserve), 'intent', ARGV[7],
                  'admission', ARGV[10] }
 for i = 1, branches do
-  local peer, entry, offered_until = ARGV[16 + 2 * i], '-', 0
+  local peer, entry, offered_until = ARGV[17 + 2 * i], '-', 0
   if seat ~= 'queued' then
     entry = redis.call('XADD', KEYS[outbox_at + i], '*', 'k', 'request', 'o', ARGV[13], 'b', i - 1, 'a', 1,
-      's', ARGV[14], 'm', ARGV[17 + 2 * i])
+      's', ARGV[14], 'm', ARGV[18 + 2 * i])
     offered_until = claim_by
   end
   fields[#fields + 1] = 'b:' .. (i - 1)
@@ -114,9 +139,8 @@ fields[#fields + 1], fields[#fields + 2] = 'input', ARGV[11]
 redis.call('HSET', KEYS[2], unpack(fields))
 if in_session then
   redis.call('HSET', KEYS[4], 'head', sequence, 'busy', seat == 'busy' and ARGV[13] or session[3],
-    'pending', session[5] + 1, 'commands', session[6] + 1)
+    'pending', session[5] + 1, 'commands', session[6] + 1, 'bytes', whole((session[7] or 0) + kept))
 end
-redis.call('HSET', KEYS[1], 'last_ms', now, 'used_operations', meta.operations + 1,
-  'used_bytes', meta.bytes + #ARGV[10] + #ARGV[11])
+redis.call('HSET', KEYS[1], 'last_ms', now, 'usage', formatted(usage))
 wake(ARGV[12])
 return { 'OK', now, sequence, deadline, seat, meta.epoch }

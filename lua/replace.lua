@@ -17,6 +17,7 @@
 -- Replies {code, now, ...}: OK revision outcome-sequence · ABSENT · TERMINAL · CONFLICT revision · NOT_FOUND
 --   ASSERTION what branch · AUTHORITY_LOST · EPOCH_MOVED · STALE_SNAPSHOT which revision · CLOCK_ROLLBACK by-ms
 --   OUTSIDE_WINDOW which · INVALID which
+-- Usage: what facts and view state add, less the bytes reserved for the outcome once it is there (lua/admit.lua).
 -- Facts written: as given, in order, before every other write.
 -- Invariants: admission, input, a set decision, a settled reservation and a terminal branch cannot be rewritten
 --   (RT-STORE-07..09); phases go forward, closed and settled go with a decision, settled leaves no branch pending
@@ -26,6 +27,7 @@
 --@include enter
 --@include window
 --@include branch
+--@include usage
 local now = now_ms()
 local meta, refusal = enter(KEYS[1], now, ARGV[1], ARGV[2])
 if refusal then
@@ -79,7 +81,8 @@ local operation, seat, turn = ARGV[6], ARGV[8], 'turn:' .. ARGV[9]
 
 local session, waiting
 if seat ~= '' then
-  session = redis.call('HMGET', KEYS[4], 'phase', 'head', 'busy', 'state_rev', 'pending', 'halted')
+  session = redis.call('HMGET', KEYS[4], 'phase', 'head', 'busy', 'state_rev', 'pending', 'halted',
+    'bytes')
   if not session[1] or session[1] == 'closed' then
     return { 'NOT_FOUND', now }
   end
@@ -232,10 +235,11 @@ if facts > 0 and not session then
 end
 
 -- From here on only writes; facts first, so that the one write that can be refused by its own key comes before all.
-local head, outcome_seq = session and tonumber(session[2]) or 0, ''
+local head, outcome_seq, kept = session and tonumber(session[2]) or 0, '', 0
 for _ = 1, facts do
   head = head + 1
   redis.call('XADD', KEYS[5], whole(head) .. '-0', 'k', ARGV[at], 'c', ARGV[at + 1], 'p', ARGV[at + 2], 't', whole(now))
+  kept = kept + #ARGV[at + 2]
   if ARGV[at] == 'outcome' then
     outcome_seq = whole(head)
     put('outcome_seq', outcome_seq)
@@ -292,6 +296,13 @@ elseif wake_at then
   redis.call('ZADD', KEYS[3], 'LT', whole(wake_at), operation)
 end
 
+if phase == 'settled' then
+  kept = kept - (string.match(op[3], '^%d+ %d+ %d+ (%d+)$') or 0)
+end
+if session and ARGV[18] ~= '' and (decision ~= '' or facts > 0) then
+  kept = kept + #ARGV[18] - redis.call('HSTRLEN', KEYS[4], 'state')
+end
+
 if session then
   local busy, pending, halted, turn_at = session[3], tonumber(session[5]), session[6], nil
   if decision ~= '' then
@@ -322,6 +333,9 @@ if session then
     changes[#changes + 1], changes[#changes + 2] = 'state', ARGV[18]
     changes[#changes + 1], changes[#changes + 2] = 'state_rev', whole(session[4] + 1)
   end
+  if kept ~= 0 then
+    changes[#changes + 1], changes[#changes + 2] = 'bytes', whole((session[7] or 0) + kept)
+  end
   if decision ~= '' or facts > 0 then
     redis.call('HSET', KEYS[4], unpack(changes))
   end
@@ -329,7 +343,14 @@ if session then
     redis.call('ZADD', KEYS[3], 'LT', turn_at, turn)
   end
 end
-redis.call('HSET', KEYS[1], 'last_ms', whole(now))
+-- Settling is never refused for a quota; a count that cannot be read is left alone and doctor tells.
+local usage = (kept ~= 0 or phase == 'settled') and numbers(meta.usage, USAGE)
+if usage then
+  usage[BYTES], usage[OPEN] = usage[BYTES] + kept, usage[OPEN] - (phase == 'settled' and 1 or 0)
+  redis.call('HSET', KEYS[1], 'last_ms', whole(now), 'usage', formatted(usage))
+else
+  redis.call('HSET', KEYS[1], 'last_ms', whole(now))
+end
 if ARGV[7] ~= '' then
   wake(ARGV[7])
 end

@@ -16,17 +16,18 @@
 -- Facts written: none; a closed session never gets another fact.
 -- Invariants: one command at a time, in admission order; a seat behind an open gate is free only when its lease has run
 --   out; a purge touches settled operations only and the session closes when all of its commands are tombstones; ids
---   stay unusable (DASP-CORE-012f).
+--   stay unusable (DASP-CORE-012f); the quotas get back what a purge removes.
 --@include enter
 --@include window
 --@include branch
+--@include usage
 local now = now_ms()
 local meta, refusal = enter(KEYS[1], now, ARGV[2], ARGV[3])
 if refusal then
   return refusal
 end
 local session = redis.call('HMGET', KEYS[2], 'phase', 'busy', 'halted', 'pending', 'commands', 'purged', 'actor', 'profile',
-  'profile_version', 'owner', 'head')
+  'profile_version', 'owner', 'head', 'bytes')
 if not session[1] or session[1] == 'closed' then
   return { 'NOT_FOUND', now }
 end
@@ -118,6 +119,7 @@ if verb == 'purge' then
       kept[#kept + 1] = { KEYS[i], r[2] }
     end
   end
+  local usage = numbers(meta.usage, USAGE)
   local purged = tonumber(session[6] or '0') + #kept
   local last = ARGV[7] == '1'
   if last and purged ~= tonumber(session[5]) then
@@ -127,6 +129,13 @@ if verb == 'purge' then
   for _, record in ipairs(kept) do
     redis.call('DEL', record[1])
     redis.call('HSET', record[1], 'v', '1', 'intent', record[2], 'tombstone', ARGV[6])
+  end
+  if usage then
+    usage[OPERATIONS] = usage[OPERATIONS] - #kept
+    if last then
+      usage[BYTES], usage[SESSIONS] = usage[BYTES] - (session[12] or 0), usage[SESSIONS] - 1
+    end
+    redis.call('HSET', KEYS[1], 'usage', formatted(usage))
   end
   if last then
     redis.call('DEL', KEYS[2], KEYS[4], KEYS[5], KEYS[6])

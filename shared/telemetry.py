@@ -47,6 +47,7 @@ ADMISSIONS: Final = Counter(
     "Commands and invocations judged, by disposition or the code of the refusal",
     ("family", "result"),
 )
+LIMITED: Final = Counter("lockgate_limited", "Requests refused or shortened by a tenant's limit", ("limit",))
 STALE_SNAPSHOTS: Final = Counter(
     "lockgate_stale_snapshots", "Decisions repeated because a revision had moved", ("service",)
 )

@@ -20,6 +20,7 @@ from shared.cli.base import (
     redis_url_option,
     run,
 )
+from shared.cli.limits import kept_facts
 from shared.store.clock import SMALL_ROLLBACK_MS
 from shared.store.connection import Connection, ReplyError
 from shared.store.footprint import Footprint, measure_footprint
@@ -249,14 +250,13 @@ def _verdict(policy: str | None) -> str:
 def _tenant_facts(tenant: TenantHealth) -> list[tuple[str, object]]:
     if tenant.lost is not None:
         return [("store", f"LOST: {tenant.lost}")]
-    each = tenant.used_bytes // tenant.used_operations if tenant.used_operations else 0
     stored = tenant.sampled_bytes // tenant.sampled if tenant.sampled else 0
     moved = " (the server restarted since; the next write raises it)" if tenant.server_moved else ""
     return [
         ("authority", tenant.authority),
         ("epoch", f"{tenant.epoch}{moved}"),
         ("clock", f"{tenant.behind_ms} ms behind the last commit" if tenant.behind_ms > 0 else "agrees"),
-        ("admitted", f"{tenant.used_operations} operations, {each} bytes each as sent"),
+        *kept_facts(tenant.usage, tenant.limits),
         ("stored", f"{stored} bytes each, mean of {tenant.sampled}" if tenant.sampled else ""),
         (
             "due",

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+import msgspec
 
 from shared.cli.base import (
     Refused,
@@ -24,6 +25,8 @@ from shared.cli.base import (
     run,
     tenant_option,
 )
+from shared.cli.limits import kept_facts, tenant_limits
+from shared.domain.limits import TenantLimits, TenantUsage
 from shared.store import registry
 from shared.store.connection import Connection
 from shared.store.health import lost_reason
@@ -36,6 +39,9 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 @click.group()
 def tenant() -> None:
     """Create, look at, adopt and delete tenants."""
+
+
+tenant.add_command(tenant_limits)
 
 
 @tenant.command("create")
@@ -73,7 +79,7 @@ def tenant_list(as_json: bool, redis_url: str | None) -> None:
         print_json(found)
         return
     rows = [
-        (t["tenant"], t["authority"], "LOST" if t["lost"] else "ok", t["epoch"], t["usedOperations"])
+        (t["tenant"], t["authority"], "LOST" if t["lost"] else "ok", t["epoch"], t["usage"]["operations"])
         for t in found
     ]
     print_table(
@@ -101,6 +107,8 @@ def tenant_show(name: str, as_json: bool, redis_url: str | None) -> None:
     if as_json:
         print_json(found)
         return
+    usage = msgspec.convert(found["usage"], TenantUsage)
+    limits = msgspec.convert(found["limits"], TenantLimits | None)
     print_facts(
         [
             ("tenant", found["tenant"]),
@@ -110,8 +118,7 @@ def tenant_show(name: str, as_json: bool, redis_url: str | None) -> None:
             ("policy revision", found["policyRevision"]),
             ("directory revision", found["directoryRevision"]),
             ("retired authorities", found["retired"]),
-            ("operations admitted", found["usedOperations"]),
-            ("bytes admitted", found["usedBytes"]),
+            *kept_facts(usage, limits),
             ("clock accepted", found["clockAccepted"]),
         ]
     )
@@ -131,8 +138,8 @@ async def _summary(connection: Connection, name: str) -> dict[str, Any]:
         "policyRevision": found.policy_revision,
         "directoryRevision": found.directory_revision,
         "retired": list(found.retired),
-        "usedOperations": found.used_operations,
-        "usedBytes": found.used_bytes,
+        "usage": msgspec.to_builtins(found.usage),
+        "limits": msgspec.to_builtins(found.limits),
         "clockAccepted": f"{instant(int(at))} by {who}" if at.isdigit() else None,
     }
 

@@ -35,6 +35,8 @@ MAX_UPDATES: Final = 64
 """Application updates of one answer."""
 MAX_UPDATE_BYTES: Final = MAX_RESULT_BYTES
 MAX_REFUSAL_BYTES: Final = 4_096
+OUTCOME_BYTES: Final = MAX_REFUSAL_BYTES + 256
+"""What an outcome may hold beside its output: its status and an error."""
 """A refusal's message as JSON text: output, error and envelope together still fit a fact."""
 
 

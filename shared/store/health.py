@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shared.domain.limits import TenantLimits, TenantUsage
 from shared.store.connection import Connection
 from shared.store.inspecting import Inspector
 from shared.store.inspection import inspect
@@ -26,8 +27,8 @@ class TenantHealth(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     late_ms: int = 0
     due: int = 0
     parked: int = 0
-    used_operations: int = 0
-    used_bytes: int = 0
+    usage: TenantUsage = TenantUsage()
+    limits: TenantLimits | None = None
     sampled: int = 0
     sampled_bytes: int = 0
 
@@ -54,7 +55,7 @@ async def look_after(connection: Connection, tenant: str, sample: int) -> Tenant
     registered, row, earliest, due, parked, info = unrefused(
         await connection.pipeline(
             ("HGET", TENANTS, tenant),
-            ("HMGET", k.meta, "epoch", "last_ms", "used_operations", "used_bytes", "replid"),
+            ("HMGET", k.meta, "epoch", "last_ms", "usage", "limits", "replid"),
             ("ZRANGE", k.due, 0, 0, "WITHSCORES"),
             ("ZCARD", k.due),
             ("HLEN", k.parked),
@@ -78,8 +79,8 @@ async def look_after(connection: Connection, tenant: str, sample: int) -> Tenant
         late_ms=max(0, now - int(float(earliest[1]))) if earliest else 0,
         due=due,
         parked=parked,
-        used_operations=int(row[2]),
-        used_bytes=int(row[3]),
+        usage=TenantUsage.parse((row[2] or b"").decode()),
+        limits=TenantLimits.parse((row[3] or b"").decode()),
         sampled=sampled,
         sampled_bytes=sampled_bytes,
     )

@@ -387,7 +387,7 @@ def _shown(name: str, value: bytes) -> str:
 
 
 def _instants(stored: bytes) -> tuple[int, int, int]:
-    admitted, deadline, sequence = map(int, stored.split(b" "))
+    admitted, deadline, sequence, _reserve = map(int, stored.split(b" "))
     return admitted, deadline, sequence
 
 

@@ -1,5 +1,6 @@
-"""Reads of one tenant's keys. Each that serves a caller also reads the authority and policy revision in the
-same pipeline, so that what is disclosed was still permitted when it was read (RT-AUTH-08, DESIGN section 6).
+"""Reads of one tenant's keys. Each that serves a caller also reads the authority and policy revision, in the
+same pipeline and after all else, so that what is disclosed was still permitted when it was read (RT-AUTH-08,
+DESIGN section 6).
 """
 
 from __future__ import annotations
@@ -179,10 +180,12 @@ class TenantReads:
     async def _guarded(
         self, connection: Connection, revisions: Revisions, *commands: Sequence[bytes | str | int]
     ) -> list[Any]:
-        head = ("HMGET", self.keys.meta, "authority", "policy_rev")
-        first, *rest = await connection.pipeline(head, *commands)
-        self._check(first, revisions)
-        return unrefused(rest)
+        # Revisions only grow: those that hold after a reading held during it. Others' commands may come in
+        # between the commands of a pipeline.
+        held = ("HMGET", self.keys.meta, "authority", "policy_rev")
+        *found, last = await connection.pipeline(*commands, held)
+        self._check(last, revisions)
+        return unrefused(found)
 
     async def check(self, revisions: Revisions) -> None:
         """Return only while ``revisions`` hold: raises TenantLost or SnapshotMoved."""
@@ -310,7 +313,7 @@ def _operation(
     operation_id: str, admission: Admission, row: Row, score: bytes | None, seat: Sequence[object]
 ) -> Operation:
     at, rev, phase, reservation, tallies, decision, outcome_seq = row[1:8]
-    admitted, deadline, sequence = map(int, _text(at).split(" "))
+    admitted, deadline, sequence, _reserve = map(int, _text(at).split(" "))
     words = _text(row[9])
     return Operation(
         id=operation_id,

@@ -15,9 +15,12 @@ import msgspec
 from shared.domain.credentials import Token, TokenRecord, check_role, secret_digest
 from shared.domain.errors import Conflict, InvalidInput, NotFound
 from shared.domain.ids import IdKind, check
+from shared.domain.limits import NO_USAGE, TenantLimits, TenantUsage
+from shared.store.codes import Code
 from shared.store.connection import Connection, ReplyError
 from shared.store.inspection import inspect
 from shared.store.keys import TENANTS, Keys
+from shared.store.registry_change import authority_of, change_registry
 from shared.store.replies import TenantLost
 
 GROUP = "work"
@@ -36,8 +39,8 @@ class TenantSummary(msgspec.Struct, frozen=True):
     policy_revision: str = ""
     directory_revision: str = ""
     retired: tuple[str, ...] = ()
-    used_operations: int = 0
-    used_bytes: int = 0
+    usage: TenantUsage = TenantUsage()
+    limits: TenantLimits | None = None
 
 
 class PeerRecord(msgspec.Struct, frozen=True):
@@ -70,8 +73,8 @@ async def _meta_fields(
         "policy_rev": policy,
         "last_ms": now,
         "dir_rev": directory,
-        "used_operations": 0,
-        "used_bytes": 0,
+        "usage": NO_USAGE,
+        "limits": TenantLimits().words(),
         "boundary": durability.boundary,
     }
     return [part for pair in values.items() for part in pair]
@@ -109,8 +112,8 @@ async def show_tenant(connection: Connection, tenant: str) -> TenantSummary:
         "policy_rev",
         "dir_rev",
         "retired",
-        "used_operations",
-        "used_bytes",
+        "usage",
+        "limits",
     )
     text = [value.decode() if value is not None else "" for value in row]
     if text[0] != registered.decode():
@@ -123,8 +126,8 @@ async def show_tenant(connection: Connection, tenant: str) -> TenantSummary:
         policy_revision=text[2],
         directory_revision=text[3],
         retired=tuple(text[4].split()),
-        used_operations=int(text[5]),
-        used_bytes=int(text[6]),
+        usage=TenantUsage.parse(text[5]),
+        limits=TenantLimits.parse(text[6]),
     )
 
 
@@ -174,6 +177,12 @@ async def _delete_keys(connection: Connection, tenant: str, keep: Sequence[bytes
             return
 
 
+async def set_limits(connection: Connection, tenant: str, limits: TenantLimits) -> None:
+    """Change what a tenant may use. It moves the policy revision: every process reads it again at once."""
+    words = limits.words().encode()
+    await change_registry(connection, tenant, Keys(tenant).meta, "put", "limits", words, moves="policy_rev")
+
+
 async def accept_clock(connection: Connection, tenant: str, who: str) -> int:
     """Take the store's present time as true: the way out of a rollback or a believed jump. Audited in
     ``meta``.
@@ -192,12 +201,9 @@ async def create_token(
     check(IdKind.PRINCIPAL, principal)
     if not roles:
         raise InvalidInput("roles", "name at least one role")
-    k = Keys(tenant)
-    authority = await connection.call("HGET", k.meta, "authority")
-    if authority is None:
-        raise TenantLost(f"tenant {tenant} is unknown or lost")
+    authority = await authority_of(connection, tenant)
     now = await store_now_ms(connection)
-    token = Token(tenant, authority.decode()[:8], secrets.token_hex(8), secrets.token_urlsafe(32))
+    token = Token(tenant, authority[:8], secrets.token_hex(8), secrets.token_urlsafe(32))
     record = TokenRecord(
         principal=principal,
         roles=tuple(sorted({check_role(role) for role in roles})),
@@ -205,7 +211,8 @@ async def create_token(
         created_ms=now,
         expires_ms=now + expires_in_s * 1000 if expires_in_s else 0,
     )
-    await connection.call("HSET", k.tokens, token.token_id, msgspec.json.encode(record))
+    raw = msgspec.json.encode(record)
+    await change_registry(connection, tenant, Keys(tenant).tokens, "new", token.token_id, raw)
     return token
 
 
@@ -222,25 +229,23 @@ async def find_token(connection: Connection, tenant: str, token_id: str) -> Toke
 
 
 async def revoke_token(connection: Connection, tenant: str, token_id: str) -> None:
-    """Remove a token and move the policy revision: every process learns at its next protected step."""
-    k = Keys(tenant)
-    removed, _ = await connection.pipeline(("HDEL", k.tokens, token_id), ("HINCRBY", k.meta, "policy_rev", 1))
-    if isinstance(removed, ReplyError):
-        raise removed
-    if not removed:
+    """Remove a token and move the policy revision in one step: every process learns at its next protected
+    step, and whoever waits is woken for it. Raises NotFound, or TenantLost where the tenant's store is gone.
+    """
+    key = Keys(tenant).tokens
+    reply = await change_registry(connection, tenant, key, "remove", token_id, moves="policy_rev")
+    if reply.code is Code.NOT_FOUND:
         raise NotFound
 
 
 async def register_peer(connection: Connection, tenant: str, peer: PeerRecord) -> None:
     """Add or change a peer; membership, capability and attestation move the directory revision, presence does
-    not.
+    not. Raises TenantLost where the tenant's store is gone.
     """
     check(IdKind.PEER, peer.peer)
     k = Keys(tenant)
     raw = msgspec.json.encode(peer)
-    if await connection.call("HGET", k.peers, peer.peer) != raw:
-        await connection.call("HSET", k.peers, peer.peer, raw)
-        await connection.call("HINCRBY", k.meta, "dir_rev", 1)
+    await change_registry(connection, tenant, k.peers, "put", peer.peer, raw, moves="dir_rev")
     await _ensure_outbox(connection, k, peer.peer)
 
 
@@ -260,7 +265,7 @@ async def list_peers(connection: Connection, tenant: str) -> list[PeerRecord]:
 
 async def remove_peer(connection: Connection, tenant: str, peer: str) -> None:
     """End a membership. Obligations that name the peer stay open (RT-ADM-34); its outbox stays for them."""
-    k = Keys(tenant)
-    if not await connection.call("HDEL", k.peers, peer):
+    key = Keys(tenant).peers
+    reply = await change_registry(connection, tenant, key, "remove", peer, moves="dir_rev")
+    if reply.code is Code.NOT_FOUND:
         raise NotFound
-    await connection.call("HINCRBY", k.meta, "dir_rev", 1)

@@ -114,7 +114,8 @@ class NewOperation(msgspec.Struct, frozen=True):
     """Everything admission freezes, without the instants that only the store may set (RT-TIME-03).
 
     ``kind``: invocation, or a command of a serial or concurrent session. ``intent`` is the digest that equal
-    retries share. ``admission`` and ``input`` are opaque to the store.
+    retries share. ``admission`` and ``input`` are opaque to the store. ``reserve`` is what the outcome may need
+    (bytes).
     """
 
     kind: str
@@ -128,6 +129,7 @@ class NewOperation(msgspec.Struct, frozen=True):
     session_id: str = ""
     command_id: str = ""
     accepted: bytes = b""
+    reserve: int = 0
 
 
 class NewSession(msgspec.Struct, frozen=True):

@@ -190,6 +190,7 @@ class TenantStore:
             new.session_id,
             new.command_id,
             new.accepted,
+            new.reserve,
             len(new.offers),
         ]
         for offer in new.offers:

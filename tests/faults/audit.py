@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter
 from typing import Any, Final
 
+from shared.domain.limits import TenantUsage
 from shared.store.keys import TENANTS
 from tests.faults.client import Client, Command, Outcome
 from tests.faults.contracts import PEER
@@ -174,12 +175,17 @@ class Audit:
     def _store(self) -> None:
         keys, raw = self._system.keys, self._system.raw
         authority: Any = raw.hget(TENANTS, TENANT)
-        meta: Any = raw.hmget(keys.meta, "authority", "used_operations")
+        meta: Any = raw.hmget(keys.meta, "authority", "usage")
         parked: Any = raw.hgetall(keys.parked)
         if meta[0] != authority or meta[0] != self._system.authority.encode():
             self._fault(f"the authority changed: {authority!r}, {meta[0]!r}")
-        if int(meta[1]) != len(self.outcomes):
-            self._fault(f"{int(meta[1])} operations are counted, {len(self.outcomes)} commands are settled")
+        usage = TenantUsage.parse(meta[1].decode())
+        if usage.operations != len(self.outcomes):
+            self._fault(
+                f"{usage.operations} operations are counted, {len(self.outcomes)} commands are settled"
+            )
+        if usage.open_operations:
+            self._fault(f"{usage.open_operations} operations are counted as open")
         if parked:
             self._fault(f"parked: {parked}")
         if self._system.unacknowledged():

@@ -55,7 +55,7 @@ TAMPERINGS: dict[str, Callable[[System], object]] = {
     "of completed commands": lambda s: s.raw.hset(s.keys.session("s1"), "state", '{"value":4}'),
     "not contiguous": lambda s: s.raw.xdel(s.keys.updates("s1"), "2-0"),
     "not at rest": lambda s: s.raw.hset(s.keys.session("s1"), "busy", s.operation_id(PAID.id)),
-    "operations are counted": lambda s: s.raw.hincrby(s.keys.meta, "used_operations", 1),
+    "operations are counted": lambda s: s.raw.hset(s.keys.meta, "usage", "9 9 9 9 9"),
     "parked": lambda s: s.raw.hset(s.keys.parked, "op", "{}"),
 }
 

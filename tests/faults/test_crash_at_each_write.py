@@ -70,6 +70,7 @@ async def test_a_log_that_ends_at_any_write_holds_the_whole_admission_or_nothing
             before = _log(store.directory).stat().st_size
             second = world.command("c2")
             assert (await world.admit(second)).text(2) == "queued"
+            usage = await connection.call("HGET", world.keys.meta, "usage")
         store.kill()
     keys, operation = world.keys, second.operation_id
     _cut_at_each_write(
@@ -81,7 +82,7 @@ async def test_a_log_that_ends_at_any_write_holds_the_whole_admission_or_nothing
             raw.zscore(keys.queue("s1"), operation) is not None,
             raw.zscore(keys.due, operation) is not None,
             raw.hmget(keys.session("s1"), "head", "pending", "commands") == [b"2", b"2", b"2"],
-            raw.hget(keys.meta, "used_operations") == b"2",
+            raw.hmget(keys.meta, "usage") == [usage],
         ],
     )
 

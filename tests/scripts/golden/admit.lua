@@ -4,14 +4,18 @@
 -- ARGV 1 authority  2 policy revision  3 directory revision  4 not before ms  5 not after ms
 --      6 kind: i invocation, c concurrent command, s serial command  7 intent digest  8 timeout ms
 --      9 claim timeout ms  10 admission  11 input  12 wake message  13 operation id  14 session id  15 command id
---      16 payload of command.accepted  17 number of branches, then per branch: peer, message id
--- Order of checks: authority, epoch, policy, session, record, directory, window; nothing is written before all hold.
+--      16 payload of command.accepted  17 bytes reserved for the outcome
+--      18 number of branches, then per branch: peer, message id
+-- Order of checks: authority, epoch, policy, session, record, directory, window, capacity; nothing is written before
+-- all hold.
 -- Replies {code, now, ...}:
 --   OK sequence deadline seat epoch · DUPLICATE at phase outcome-sequence · CONFLICT · EXPIRED · CORRUPT
 --   AUTHORITY_LOST · EPOCH_MOVED · STALE_SNAPSHOT which revision · NOT_FOUND · SESSION_CLOSING · HALTED
 --   SEQUENCE_EXHAUSTED · CLOCK_ROLLBACK by-ms · OUTSIDE_WINDOW which · INVALID which
+--   CAPACITY which (record, operations, bytes, open, outbox, rate) retry-after-ms (0 where time alone does not help)
 -- Facts written: command.accepted (commands). Without allow-oom the server refuses it whole when memory is out.
--- Invariants: the record, its fact, its outbox entries or queue seat, and its wake-up appear together or not at all
+-- Invariants: equal retries and conflicts cost no quota, refusals neither; what is counted is what is kept, and the
+--   outcome of what is open is counted before it is there (DASP-CORE-012b); the record, its fact, its outbox entries or queue seat, and its wake-up appear together or not at all
 --   (RT-ADM-24, DASP-CORE-004a); every branch starts with attempt 1 and fence 1 (RT-SEL-05); instants are made here
 --   (RT-TIME-03, RT-TIME-04).
 -- The one reading of the store's clock, in whole milliseconds (RT-CTX-06, RT-GUARD-02).
@@ -36,7 +40,7 @@ end
 -- Gives the tenant's meta values, or nil and the refusal.
 local function enter(meta_key, now, authority, policy_revision)
   local m = redis.call('HMGET', meta_key, 'authority', 'replid', 'epoch', 'policy_rev', 'last_ms', 'dir_rev',
-    'used_operations', 'used_bytes')
+    'usage', 'limits')
   if m[1] ~= authority then
     return nil, { 'AUTHORITY_LOST', now }
   end
@@ -46,8 +50,7 @@ local function enter(meta_key, now, authority, policy_revision)
   if policy_revision ~= '' and policy_revision ~= m[4] then
     return nil, { 'STALE_SNAPSHOT', now, 'policy', m[4] }
   end
-  return { epoch = m[3], last = tonumber(m[5]), directory = m[6],
-           operations = tonumber(m[7]), bytes = tonumber(m[8]) }
+  return { epoch = m[3], last = tonumber(m[5]), directory = m[6], usage = m[7], limits = m[8] }
 end
 
 -- A hint to whoever watches the tenant; the truth is always re-read from the keys.
@@ -83,6 +86,47 @@ local function recorded(op_key, now, intent)
   end
   return { 'DUPLICATE', now, r[3], r[4], r[6] or '' }
 end
+-- What a tenant may keep and what it keeps: two fields of meta, whole numbers between single spaces.
+-- limits  operations bytes open sessions record outbox rate burst streams waiters (the last two are the services' own)
+-- usage   operations bytes open sessions paid; paid is the instant, in µs, up to which admissions have used the rate
+local OPERATIONS, BYTES, OPEN, SESSIONS, PAID = 1, 2, 3, 4, 5
+local USAGE = '^(%d+) (%d+) (%d+) (%d+) (%d+)$'
+
+-- nil for anything else, also for nothing.
+local function numbers(raw, pattern)
+  local found = { string.match(raw or '', pattern) }
+  for i = 1, #found do
+    found[i] = tonumber(found[i])
+  end
+  return found[1] and found
+end
+
+local function formatted(usage)
+  return string.format('%.0f %.0f %.0f %.0f %.0f', math.max(0, usage[OPERATIONS]), math.max(0, usage[BYTES]),
+    math.max(0, usage[OPEN]), math.max(0, usage[SESSIONS]), usage[PAID])
+end
+local RECORD_BYTES, OUTBOX_DEPTH, RATE, BURST = 5, 6, 7, 8
+local LIMITS = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) %d+ %d+$'
+
+-- Adds what new work keeps and uses of the rate, or gives the refusal and changes nothing.
+local function charge(usage, limits, now, added)
+  for i = OPERATIONS, SESSIONS do
+    if added[i] > 0 and usage[i] + added[i] > limits[i] then
+      return { 'CAPACITY', now, ({ 'operations', 'bytes', 'open', 'sessions' })[i], 0 }
+    end
+  end
+  -- Never more than one burst in debt: a clock that was set back makes nobody wait for what it had counted.
+  local step, us = math.floor(1000000 / limits[RATE]), now * 1000
+  local paid = math.min(math.max(usage[PAID], us), us + limits[BURST] * step) + step
+  local early = paid - us - limits[BURST] * step
+  if early > 0 then
+    return { 'CAPACITY', now, 'rate', math.ceil(early / 1000) }
+  end
+  for i = OPERATIONS, SESSIONS do
+    usage[i] = usage[i] + added[i]
+  end
+  usage[PAID] = paid
+end
 local MAX_BRANCHES = 1024 -- unpack() gives up near 8,000 values
 local END_OF_STREAM = '18446744073709551615-18446744073709551615'
 local now = now_ms()
@@ -93,7 +137,7 @@ end
 local in_session = ARGV[6] ~= 'i'
 local session
 if in_session then
-  session = redis.call('HMGET', KEYS[4], 'phase', 'head', 'busy', 'halted', 'pending', 'commands')
+  session = redis.call('HMGET', KEYS[4], 'phase', 'head', 'busy', 'halted', 'pending', 'commands', 'bytes')
   if not session[1] or session[1] == 'closed' then
     return { 'NOT_FOUND', now }
   end
@@ -121,8 +165,8 @@ if timeout < 1 or deadline > MAX_SAFE then
   return { 'INVALID', now, 'timeout' }
 end
 local outbox_at = in_session and 6 or 3
-local branches = tonumber(ARGV[17])
-if branches < 1 or branches > MAX_BRANCHES or #ARGV ~= 17 + 2 * branches then
+local reserve, branches = tonumber(ARGV[17]), tonumber(ARGV[18])
+if branches < 1 or branches > MAX_BRANCHES or #ARGV ~= 18 + 2 * branches then
   return { 'INVALID', now, 'branches' }
 end
 local seat, sequence = 'none', 0
@@ -153,6 +197,26 @@ end
 if seat == 'queued' then
   redis.call('ZCARD', KEYS[6])
 end
+local usage, limits = numbers(meta.usage, USAGE), numbers(meta.limits, LIMITS)
+if not usage or not limits then
+  return { 'CORRUPT', now }
+end
+local record = #ARGV[10] + #ARGV[11]
+if record > limits[RECORD_BYTES] then
+  return { 'CAPACITY', now, 'record', 0 }
+end
+if seat ~= 'queued' then
+  for i = outbox_at + 1, #KEYS do
+    if redis.call('XLEN', KEYS[i]) >= limits[OUTBOX_DEPTH] then
+      return { 'CAPACITY', now, 'outbox', 0 }
+    end
+  end
+end
+local kept = record + #ARGV[16] + reserve
+refusal = charge(usage, limits, now, { 1, kept, 1, 0 })
+if refusal then
+  return refusal
+end
 local claim_by = math.min(deadline, now + claim_timeout)
 redis.call('ZADD', KEYS[3], seat == 'queued' and deadline or claim_by, ARGV[13])
 if in_session then
@@ -163,13 +227,13 @@ if in_session then
   end
 end
 local fields = { 'v', 1, 'rev', 1, 'phase', 'admitted', 'reservation', 'pending',
-                 'at', string.format('%.0f %.0f %.0f', now, deadline, sequence), 'intent', ARGV[7],
+                 'at', string.format('%.0f %.0f %.0f %.0f', now, deadline, sequence, reserve), 'intent', ARGV[7],
                  'admission', ARGV[10] }
 for i = 1, branches do
-  local peer, entry, offered_until = ARGV[16 + 2 * i], '-', 0
+  local peer, entry, offered_until = ARGV[17 + 2 * i], '-', 0
   if seat ~= 'queued' then
     entry = redis.call('XADD', KEYS[outbox_at + i], '*', 'k', 'request', 'o', ARGV[13], 'b', i - 1, 'a', 1,
-      's', ARGV[14], 'm', ARGV[17 + 2 * i])
+      's', ARGV[14], 'm', ARGV[18 + 2 * i])
     offered_until = claim_by
   end
   fields[#fields + 1] = 'b:' .. (i - 1)
@@ -180,9 +244,8 @@ fields[#fields + 1], fields[#fields + 2] = 'input', ARGV[11]
 redis.call('HSET', KEYS[2], unpack(fields))
 if in_session then
   redis.call('HSET', KEYS[4], 'head', sequence, 'busy', seat == 'busy' and ARGV[13] or session[3],
-    'pending', session[5] + 1, 'commands', session[6] + 1)
+    'pending', session[5] + 1, 'commands', session[6] + 1, 'bytes', whole((session[7] or 0) + kept))
 end
-redis.call('HSET', KEYS[1], 'last_ms', now, 'used_operations', meta.operations + 1,
-  'used_bytes', meta.bytes + #ARGV[10] + #ARGV[11])
+redis.call('HSET', KEYS[1], 'last_ms', now, 'usage', formatted(usage))
 wake(ARGV[12])
 return { 'OK', now, sequence, deadline, seat, meta.epoch }

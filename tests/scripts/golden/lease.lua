@@ -41,7 +41,7 @@ end
 -- Gives the tenant's meta values, or nil and the refusal.
 local function enter(meta_key, now, authority, policy_revision)
   local m = redis.call('HMGET', meta_key, 'authority', 'replid', 'epoch', 'policy_rev', 'last_ms', 'dir_rev',
-    'used_operations', 'used_bytes')
+    'usage', 'limits')
   if m[1] ~= authority then
     return nil, { 'AUTHORITY_LOST', now }
   end
@@ -51,8 +51,7 @@ local function enter(meta_key, now, authority, policy_revision)
   if policy_revision ~= '' and policy_revision ~= m[4] then
     return nil, { 'STALE_SNAPSHOT', now, 'policy', m[4] }
   end
-  return { epoch = m[3], last = tonumber(m[5]), directory = m[6],
-           operations = tonumber(m[7]), bytes = tonumber(m[8]) }
+  return { epoch = m[3], last = tonumber(m[5]), directory = m[6], usage = m[7], limits = m[8] }
 end
 
 -- A hint to whoever watches the tenant; the truth is always re-read from the keys.

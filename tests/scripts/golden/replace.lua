@@ -17,6 +17,7 @@
 -- Replies {code, now, ...}: OK revision outcome-sequence · ABSENT · TERMINAL · CONFLICT revision · NOT_FOUND
 --   ASSERTION what branch · AUTHORITY_LOST · EPOCH_MOVED · STALE_SNAPSHOT which revision · CLOCK_ROLLBACK by-ms
 --   OUTSIDE_WINDOW which · INVALID which
+-- Usage: what facts and view state add, less the bytes reserved for the outcome once it is there (lua/admit.lua).
 -- Facts written: as given, in order, before every other write.
 -- Invariants: admission, input, a set decision, a settled reservation and a terminal branch cannot be rewritten
 --   (RT-STORE-07..09); phases go forward, closed and settled go with a decision, settled leaves no branch pending
@@ -45,7 +46,7 @@ end
 -- Gives the tenant's meta values, or nil and the refusal.
 local function enter(meta_key, now, authority, policy_revision)
   local m = redis.call('HMGET', meta_key, 'authority', 'replid', 'epoch', 'policy_rev', 'last_ms', 'dir_rev',
-    'used_operations', 'used_bytes')
+    'usage', 'limits')
   if m[1] ~= authority then
     return nil, { 'AUTHORITY_LOST', now }
   end
@@ -55,8 +56,7 @@ local function enter(meta_key, now, authority, policy_revision)
   if policy_revision ~= '' and policy_revision ~= m[4] then
     return nil, { 'STALE_SNAPSHOT', now, 'policy', m[4] }
   end
-  return { epoch = m[3], last = tonumber(m[5]), directory = m[6],
-           operations = tonumber(m[7]), bytes = tonumber(m[8]) }
+  return { epoch = m[3], last = tonumber(m[5]), directory = m[6], usage = m[7], limits = m[8] }
 end
 
 -- A hint to whoever watches the tenant; the truth is always re-read from the keys.
@@ -89,6 +89,25 @@ end
 
 local function format_branch(b)
   return table.concat(b, ' ')
+end
+-- What a tenant may keep and what it keeps: two fields of meta, whole numbers between single spaces.
+-- limits  operations bytes open sessions record outbox rate burst streams waiters (the last two are the services' own)
+-- usage   operations bytes open sessions paid; paid is the instant, in µs, up to which admissions have used the rate
+local OPERATIONS, BYTES, OPEN, SESSIONS, PAID = 1, 2, 3, 4, 5
+local USAGE = '^(%d+) (%d+) (%d+) (%d+) (%d+)$'
+
+-- nil for anything else, also for nothing.
+local function numbers(raw, pattern)
+  local found = { string.match(raw or '', pattern) }
+  for i = 1, #found do
+    found[i] = tonumber(found[i])
+  end
+  return found[1] and found
+end
+
+local function formatted(usage)
+  return string.format('%.0f %.0f %.0f %.0f %.0f', math.max(0, usage[OPERATIONS]), math.max(0, usage[BYTES]),
+    math.max(0, usage[OPEN]), math.max(0, usage[SESSIONS]), usage[PAID])
 end
 local now = now_ms()
 local meta, refusal = enter(KEYS[1], now, ARGV[1], ARGV[2])
@@ -143,7 +162,8 @@ local operation, seat, turn = ARGV[6], ARGV[8], 'turn:' .. ARGV[9]
 
 local session, waiting
 if seat ~= '' then
-  session = redis.call('HMGET', KEYS[4], 'phase', 'head', 'busy', 'state_rev', 'pending', 'halted')
+  session = redis.call('HMGET', KEYS[4], 'phase', 'head', 'busy', 'state_rev', 'pending', 'halted',
+    'bytes')
   if not session[1] or session[1] == 'closed' then
     return { 'NOT_FOUND', now }
   end
@@ -296,10 +316,11 @@ if facts > 0 and not session then
 end
 
 -- From here on only writes; facts first, so that the one write that can be refused by its own key comes before all.
-local head, outcome_seq = session and tonumber(session[2]) or 0, ''
+local head, outcome_seq, kept = session and tonumber(session[2]) or 0, '', 0
 for _ = 1, facts do
   head = head + 1
   redis.call('XADD', KEYS[5], whole(head) .. '-0', 'k', ARGV[at], 'c', ARGV[at + 1], 'p', ARGV[at + 2], 't', whole(now))
+  kept = kept + #ARGV[at + 2]
   if ARGV[at] == 'outcome' then
     outcome_seq = whole(head)
     put('outcome_seq', outcome_seq)
@@ -356,6 +377,13 @@ elseif wake_at then
   redis.call('ZADD', KEYS[3], 'LT', whole(wake_at), operation)
 end
 
+if phase == 'settled' then
+  kept = kept - (string.match(op[3], '^%d+ %d+ %d+ (%d+)$') or 0)
+end
+if session and ARGV[18] ~= '' and (decision ~= '' or facts > 0) then
+  kept = kept + #ARGV[18] - redis.call('HSTRLEN', KEYS[4], 'state')
+end
+
 if session then
   local busy, pending, halted, turn_at = session[3], tonumber(session[5]), session[6], nil
   if decision ~= '' then
@@ -386,6 +414,9 @@ if session then
     changes[#changes + 1], changes[#changes + 2] = 'state', ARGV[18]
     changes[#changes + 1], changes[#changes + 2] = 'state_rev', whole(session[4] + 1)
   end
+  if kept ~= 0 then
+    changes[#changes + 1], changes[#changes + 2] = 'bytes', whole((session[7] or 0) + kept)
+  end
   if decision ~= '' or facts > 0 then
     redis.call('HSET', KEYS[4], unpack(changes))
   end
@@ -393,7 +424,14 @@ if session then
     redis.call('ZADD', KEYS[3], 'LT', turn_at, turn)
   end
 end
-redis.call('HSET', KEYS[1], 'last_ms', whole(now))
+-- Settling is never refused for a quota; a count that cannot be read is left alone and doctor tells.
+local usage = (kept ~= 0 or phase == 'settled') and numbers(meta.usage, USAGE)
+if usage then
+  usage[BYTES], usage[OPEN] = usage[BYTES] + kept, usage[OPEN] - (phase == 'settled' and 1 or 0)
+  redis.call('HSET', KEYS[1], 'last_ms', whole(now), 'usage', formatted(usage))
+else
+  redis.call('HSET', KEYS[1], 'last_ms', whole(now))
+end
 if ARGV[7] ~= '' then
   wake(ARGV[7])
 end

@@ -16,7 +16,7 @@
 -- Facts written: none; a closed session never gets another fact.
 -- Invariants: one command at a time, in admission order; a seat behind an open gate is free only when its lease has run
 --   out; a purge touches settled operations only and the session closes when all of its commands are tombstones; ids
---   stay unusable (DASP-CORE-012f).
+--   stay unusable (DASP-CORE-012f); the quotas get back what a purge removes.
 -- The one reading of the store's clock, in whole milliseconds (RT-CTX-06, RT-GUARD-02).
 local function now_ms()
   local t = redis.call('TIME')
@@ -39,7 +39,7 @@ end
 -- Gives the tenant's meta values, or nil and the refusal.
 local function enter(meta_key, now, authority, policy_revision)
   local m = redis.call('HMGET', meta_key, 'authority', 'replid', 'epoch', 'policy_rev', 'last_ms', 'dir_rev',
-    'used_operations', 'used_bytes')
+    'usage', 'limits')
   if m[1] ~= authority then
     return nil, { 'AUTHORITY_LOST', now }
   end
@@ -49,8 +49,7 @@ local function enter(meta_key, now, authority, policy_revision)
   if policy_revision ~= '' and policy_revision ~= m[4] then
     return nil, { 'STALE_SNAPSHOT', now, 'policy', m[4] }
   end
-  return { epoch = m[3], last = tonumber(m[5]), directory = m[6],
-           operations = tonumber(m[7]), bytes = tonumber(m[8]) }
+  return { epoch = m[3], last = tonumber(m[5]), directory = m[6], usage = m[7], limits = m[8] }
 end
 
 -- A hint to whoever watches the tenant; the truth is always re-read from the keys.
@@ -84,13 +83,32 @@ end
 local function format_branch(b)
   return table.concat(b, ' ')
 end
+-- What a tenant may keep and what it keeps: two fields of meta, whole numbers between single spaces.
+-- limits  operations bytes open sessions record outbox rate burst streams waiters (the last two are the services' own)
+-- usage   operations bytes open sessions paid; paid is the instant, in µs, up to which admissions have used the rate
+local OPERATIONS, BYTES, OPEN, SESSIONS, PAID = 1, 2, 3, 4, 5
+local USAGE = '^(%d+) (%d+) (%d+) (%d+) (%d+)$'
+
+-- nil for anything else, also for nothing.
+local function numbers(raw, pattern)
+  local found = { string.match(raw or '', pattern) }
+  for i = 1, #found do
+    found[i] = tonumber(found[i])
+  end
+  return found[1] and found
+end
+
+local function formatted(usage)
+  return string.format('%.0f %.0f %.0f %.0f %.0f', math.max(0, usage[OPERATIONS]), math.max(0, usage[BYTES]),
+    math.max(0, usage[OPEN]), math.max(0, usage[SESSIONS]), usage[PAID])
+end
 local now = now_ms()
 local meta, refusal = enter(KEYS[1], now, ARGV[2], ARGV[3])
 if refusal then
   return refusal
 end
 local session = redis.call('HMGET', KEYS[2], 'phase', 'busy', 'halted', 'pending', 'commands', 'purged', 'actor', 'profile',
-  'profile_version', 'owner', 'head')
+  'profile_version', 'owner', 'head', 'bytes')
 if not session[1] or session[1] == 'closed' then
   return { 'NOT_FOUND', now }
 end
@@ -182,6 +200,7 @@ if verb == 'purge' then
       kept[#kept + 1] = { KEYS[i], r[2] }
     end
   end
+  local usage = numbers(meta.usage, USAGE)
   local purged = tonumber(session[6] or '0') + #kept
   local last = ARGV[7] == '1'
   if last and purged ~= tonumber(session[5]) then
@@ -191,6 +210,13 @@ if verb == 'purge' then
   for _, record in ipairs(kept) do
     redis.call('DEL', record[1])
     redis.call('HSET', record[1], 'v', '1', 'intent', record[2], 'tombstone', ARGV[6])
+  end
+  if usage then
+    usage[OPERATIONS] = usage[OPERATIONS] - #kept
+    if last then
+      usage[BYTES], usage[SESSIONS] = usage[BYTES] - (session[12] or 0), usage[SESSIONS] - 1
+    end
+    redis.call('HSET', KEYS[1], 'usage', formatted(usage))
   end
   if last then
     redis.call('DEL', KEYS[2], KEYS[4], KEYS[5], KEYS[6])

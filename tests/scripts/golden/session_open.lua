@@ -5,6 +5,7 @@
 --      8 contract digest  9 owner principal  10 initial view state ('' where the profile has none)
 -- Replies {code, now, ...}: OK owner head · DUPLICATE owner head · CONFLICT owner · CORRUPT
 --   NOT_FOUND (a closed id is never reused; whether another owner's session may be told is the caller's to judge)
+--   CAPACITY which (sessions, bytes, rate) retry-after-ms (0 where time alone does not help)
 --   AUTHORITY_LOST · EPOCH_MOVED · STALE_SNAPSHOT which revision · CLOCK_ROLLBACK by-ms · OUTSIDE_WINDOW which · INVALID
 -- Facts written: none; creation consumes no sequence.
 -- Invariants: actor, profile and contract digest never change; an equal open adds nothing (DASPX-11, DASP-CORE-011a).
@@ -30,7 +31,7 @@ end
 -- Gives the tenant's meta values, or nil and the refusal.
 local function enter(meta_key, now, authority, policy_revision)
   local m = redis.call('HMGET', meta_key, 'authority', 'replid', 'epoch', 'policy_rev', 'last_ms', 'dir_rev',
-    'used_operations', 'used_bytes')
+    'usage', 'limits')
   if m[1] ~= authority then
     return nil, { 'AUTHORITY_LOST', now }
   end
@@ -40,8 +41,7 @@ local function enter(meta_key, now, authority, policy_revision)
   if policy_revision ~= '' and policy_revision ~= m[4] then
     return nil, { 'STALE_SNAPSHOT', now, 'policy', m[4] }
   end
-  return { epoch = m[3], last = tonumber(m[5]), directory = m[6],
-           operations = tonumber(m[7]), bytes = tonumber(m[8]) }
+  return { epoch = m[3], last = tonumber(m[5]), directory = m[6], usage = m[7], limits = m[8] }
 end
 
 -- A hint to whoever watches the tenant; the truth is always re-read from the keys.
@@ -59,6 +59,47 @@ local function outside(meta, now, not_before, not_after)
   if now < not_before or now >= not_after then
     return { 'OUTSIDE_WINDOW', now, 'guard' }
   end
+end
+-- What a tenant may keep and what it keeps: two fields of meta, whole numbers between single spaces.
+-- limits  operations bytes open sessions record outbox rate burst streams waiters (the last two are the services' own)
+-- usage   operations bytes open sessions paid; paid is the instant, in µs, up to which admissions have used the rate
+local OPERATIONS, BYTES, OPEN, SESSIONS, PAID = 1, 2, 3, 4, 5
+local USAGE = '^(%d+) (%d+) (%d+) (%d+) (%d+)$'
+
+-- nil for anything else, also for nothing.
+local function numbers(raw, pattern)
+  local found = { string.match(raw or '', pattern) }
+  for i = 1, #found do
+    found[i] = tonumber(found[i])
+  end
+  return found[1] and found
+end
+
+local function formatted(usage)
+  return string.format('%.0f %.0f %.0f %.0f %.0f', math.max(0, usage[OPERATIONS]), math.max(0, usage[BYTES]),
+    math.max(0, usage[OPEN]), math.max(0, usage[SESSIONS]), usage[PAID])
+end
+local RECORD_BYTES, OUTBOX_DEPTH, RATE, BURST = 5, 6, 7, 8
+local LIMITS = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) %d+ %d+$'
+
+-- Adds what new work keeps and uses of the rate, or gives the refusal and changes nothing.
+local function charge(usage, limits, now, added)
+  for i = OPERATIONS, SESSIONS do
+    if added[i] > 0 and usage[i] + added[i] > limits[i] then
+      return { 'CAPACITY', now, ({ 'operations', 'bytes', 'open', 'sessions' })[i], 0 }
+    end
+  end
+  -- Never more than one burst in debt: a clock that was set back makes nobody wait for what it had counted.
+  local step, us = math.floor(1000000 / limits[RATE]), now * 1000
+  local paid = math.min(math.max(usage[PAID], us), us + limits[BURST] * step) + step
+  local early = paid - us - limits[BURST] * step
+  if early > 0 then
+    return { 'CAPACITY', now, 'rate', math.ceil(early / 1000) }
+  end
+  for i = OPERATIONS, SESSIONS do
+    usage[i] = usage[i] + added[i]
+  end
+  usage[PAID] = paid
 end
 local now = now_ms()
 local meta, refusal = enter(KEYS[1], now, ARGV[1], ARGV[2])
@@ -82,9 +123,18 @@ refusal = outside(meta, now, tonumber(ARGV[3]), tonumber(ARGV[4]))
 if refusal then
   return refusal
 end
+local usage, limits = numbers(meta.usage, USAGE), numbers(meta.limits, LIMITS)
+if not usage or not limits then
+  return { 'CORRUPT', now }
+end
+local kept = #ARGV[5] + #ARGV[6] + #ARGV[7] + #ARGV[9] + #ARGV[10]
+refusal = charge(usage, limits, now, { 0, kept, 0, 1 })
+if refusal then
+  return refusal
+end
 -- Fields are found by walking a short list: those that every admission reads come first, the largest last.
 redis.call('HSET', KEYS[2], 'phase', 'open', 'head', 0, 'busy', '', 'halted', '', 'pending', 0, 'commands', 0,
-  'state_rev', 0, 'v', 1, 'owner', ARGV[9], 'actor', ARGV[5], 'profile', ARGV[6], 'profile_version', ARGV[7],
+  'bytes', kept, 'state_rev', 0, 'v', 1, 'owner', ARGV[9], 'actor', ARGV[5], 'profile', ARGV[6], 'profile_version', ARGV[7],
   'contract', ARGV[8], 'opened_ms', now, 'state', ARGV[10])
-redis.call('HSET', KEYS[1], 'last_ms', now)
+redis.call('HSET', KEYS[1], 'last_ms', now, 'usage', formatted(usage))
 return { 'OK', now, ARGV[9], '0' }
