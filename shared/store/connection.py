@@ -52,10 +52,14 @@ async def handshake(address: Address, link: Link) -> None:
         commands.append(("SELECT", address.db))
     commands.append(("PING",))
     packed = b"".join(map(pack, commands))
-    for reply in await link.send(packed, len(commands), several=True):
-        # A user that may not PING is served all the same.
-        if isinstance(reply, ReplyError) and reply.code != "NOPERM":
+    *opening, alive = await link.send(packed, len(commands), several=True)
+    for reply in opening:
+        # Whoever may not choose the database would be served from another one.
+        if isinstance(reply, ReplyError):
             raise reply
+    # A user that may not PING is served all the same.
+    if isinstance(alive, ReplyError) and alive.code != "NOPERM":
+        raise alive
 
 
 class Connection:
@@ -235,20 +239,24 @@ class Script(Protocol):
 _LOADS: Final = 3
 
 
-async def evalsha(conn: Connection, script: Script, keys: Sequence[Arg], args: Sequence[Arg]) -> Reply:
+async def evalsha(
+    conn: Connection, script: Script, keys: Sequence[Arg], args: Sequence[Arg], *, reads: bool = False
+) -> Reply:
     """Run a script, loading it first where the store does not know it (after a restart or SCRIPT FLUSH).
 
-    Raises as :meth:`Connection.call` does. NOSCRIPT proves that the script has not run: running it then
-    repeats nothing. Where the store forgets it again and again, its text goes along, which needs no cache.
+    ``reads`` asks for no more than permission to read its keys; the script then may not write. Raises as
+    :meth:`Connection.call` does. NOSCRIPT proves that the script has not run: running it then repeats
+    nothing. Where the store forgets it again and again, its text goes along, which needs no cache.
     """
+    kind = "_RO" if reads else ""
     for _ in range(_LOADS):
         try:
-            return await conn.call("EVALSHA", script.sha, len(keys), *keys, *args)
+            return await conn.call("EVALSHA" + kind, script.sha, len(keys), *keys, *args)
         except ReplyError as error:
             if error.code != "NOSCRIPT":
                 raise
         await conn.load(script)
-    return await conn.call("EVAL", script.source, len(keys), *keys, *args)
+    return await conn.call("EVAL" + kind, script.source, len(keys), *keys, *args)
 
 
 async def evalsha_many(

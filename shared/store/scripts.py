@@ -41,17 +41,26 @@ CLIENTS_PER_SESSION = 1000
 _CONCERNS_ALL = frozenset({Code.AUTHORITY_LOST, Code.EPOCH_MOVED, Code.CLOCK_ROLLBACK, Code.OUTSIDE_WINDOW})
 
 
+GUARD_KEYS = (b"lg:{-}:meta", b"lg:{-}:op:")
+"""What :func:`missing_guard` reads: keys that no tenant can have."""
+_NO_SCRIPT = "0" * 40
+
+
 async def missing_guard(connection: Connection) -> str | None:
     """Why this store cannot judge a transition inside the commit, in words for an operator, or None.
 
     Nothing but a script that runs at the store proves it: a store without that may not serve (RT-GUARD-15,
-    RT-STORE-17). Asks for a tenant that cannot exist and reads nothing else.
+    RT-STORE-17). Asks for a tenant that cannot exist and reads nothing else: users of different tenants share
+    these keys, so none may write there. That scripts may also write shows by asking for one that nobody has.
     """
     try:
-        await evalsha(connection, lua.load("lookup"), [b"lg:{-}:meta", b"lg:{-}:op:"], ["", "", ""])
+        await evalsha(connection, lua.load("lookup"), GUARD_KEYS, ["", "", ""], reads=True)
+        await connection.call("EVALSHA", _NO_SCRIPT, 0)
     except ReplyError as error:
+        if error.code == "NOSCRIPT":
+            return None
         return f"the store does not run the scripts that guard every transition ({error.code})"
-    return None
+    return "the store runs a script that nobody has"
 
 
 def _behind_ms(reply: Reply, not_before_ms: int) -> int:
