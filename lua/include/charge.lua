@@ -9,15 +9,18 @@ local function charge(usage, limits, now, added)
       return { 'CAPACITY', now, ({ 'operations', 'bytes', 'open', 'sessions' })[i], 0 }
     end
   end
-  -- Never more than one burst in debt: a clock that was set back makes nobody wait for what it had counted.
   local step, us = math.floor(1000000 / limits[RATE]), now * 1000
-  local paid = math.min(math.max(usage[PAID], us), us + limits[BURST] * step) + step
-  local early = paid - us - limits[BURST] * step
+  local burst, paid = limits[BURST] * step, math.max(usage[PAID], us)
+  if paid > us + burst then
+    -- Further ahead than a burst pays for: the clock was set back, and what it had counted is nobody's debt.
+    paid = us
+  end
+  local early = paid + step - us - burst
   if early > 0 then
     return { 'CAPACITY', now, 'rate', math.ceil(early / 1000) }
   end
   for i = OPERATIONS, SESSIONS do
     usage[i] = usage[i] + added[i]
   end
-  usage[PAID] = paid
+  usage[PAID] = paid + step
 end
