@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources
 
 INCLUDE = "--@include "
-NAMES = ("admit", "epoch", "lease", "lookup", "replace", "session", "session_open")
+NAMES = ("admit", "epoch", "lease", "lookup", "registry", "replace", "session", "session_open")
 
 
 @dataclass(frozen=True)

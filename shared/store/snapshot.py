@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from shared.domain.credentials import TokenRecord
 from shared.domain.errors import InvalidInput
+from shared.domain.limits import TenantLimits
 from shared.domain.policy import Policy, PolicyDocument, read_policy
-from shared.store.connection import Connection
+from shared.store.connection import Connection, ReplyError
 from shared.store.keys import TENANTS, Keys
+from shared.store.policies import FIELD
 from shared.store.reads import unrefused
 from shared.store.registry import PeerRecord, find_token
 from shared.store.replies import Revisions, TenantLost
@@ -37,6 +39,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     peers: frozenset[str]
     clock_accepted_ms: int
     policy: Policy
+    limits: TenantLimits | None
     tokens: dict[str, TokenRecord | None] = msgspec.field(default_factory=dict)
 
 
@@ -102,6 +105,7 @@ class SnapshotSource:
             "boundary",
             "retired",
             "clock_accepted",
+            "limits",
         )
         # The revisions are read before what they cover: what changes in between is at worst newer than its
         # revision, which the first script or read then says has moved.
@@ -109,13 +113,14 @@ class SnapshotSource:
             ("HGET", TENANTS, self._tenant),
             meta,
             ("HVALS", self._keys.peers),
-            ("HGET", self._keys.policy, "document"),
+            ("HGET", self._keys.policy, FIELD),
         )
-        registered, row, members, document = unrefused(replies)
-        authority, policy, directory, epoch, boundary, retired, accepted = (
+        registered, *tenant_replies = replies
+        row, members, document = unrefused(tenant_replies)
+        authority, policy, directory, epoch, boundary, retired, accepted, limits = (
             value.decode() if value is not None else "" for value in row
         )
-        if not authority or registered is None or registered.decode() != authority:
+        if not authority or _registered(registered, authority) != authority:
             raise TenantLost("the tenant is unknown here or its store was lost")
         self._current = Snapshot(
             tenant=self._tenant,
@@ -126,6 +131,7 @@ class SnapshotSource:
             peers=frozenset(_peers.decode(member).peer for member in members),
             clock_accepted_ms=int(accepted.split()[0]) if accepted else 0,
             policy=self._policy(policy, document),
+            limits=TenantLimits.parse(limits),
         )
         return self._current
 
@@ -140,3 +146,15 @@ class SnapshotSource:
                 logger.error("the policy of tenant %s cannot be read: %s", self._tenant, fault.description)
                 return Policy.unreadable(revision)
         return Policy(revision, self._document)
+
+
+def _registered(reply: Any, authority: str) -> str:
+    """The authority the tenant is registered under, "" where it is not.
+
+    A user that may not read the registry, which names every tenant, takes the tenant's own word for it.
+    """
+    if isinstance(reply, ReplyError):
+        if reply.code == "NOPERM":
+            return authority
+        raise reply
+    return "" if reply is None else str(reply.decode())

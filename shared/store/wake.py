@@ -23,6 +23,8 @@ from shared.store.link import Limits, Link, Reply, ReplyError, StoreUnavailable,
 
 EVERYTHING: Final = "*"
 """The topic of whoever wants to hear of any move of the tenant."""
+EVERYBODY: Final = "!"
+"""In a hint: it is for every watcher of the tenant, whatever its topics; what it may do has changed."""
 
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
@@ -250,7 +252,11 @@ class Wake:
         channel = self._channels.get(name)
         if channel is None:
             return
-        for topic in (*message.split(), b"*"):
+        named = message.split()
+        if EVERYBODY.encode() in named:
+            _hint_all(channel.watchers)
+            return
+        for topic in (*named, EVERYTHING.encode()):
             _hint_all(channel.topics.get(topic, ()))
 
     def _lost(self, _link: Link) -> None:

@@ -28,12 +28,13 @@ LIMIT_S: Final = 120.0
 _SCRIPTS: Final = "tests/scripts"
 _EVERY: Final = (
     *("entry", "admit", "claim", "lease", "answer", "assertions", "replace", "effects", "turn", "session"),
-    *("epoch", "provider", "races"),
+    *("registry", "epoch", "provider", "races"),
 )
 _FIRST: Final[dict[str, tuple[str, ...]]] = {
     "admit.lua": ("admit", "entry"),
     "lookup.lua": ("admit", "session", "entry"),
     "epoch.lua": ("epoch", "entry"),
+    "registry.lua": ("registry",),
     "session_open.lua": ("session", "entry"),
     "lease.lua": ("lease", "claim", "answer", "entry"),
     "lease.lua claim": ("claim", "entry"),

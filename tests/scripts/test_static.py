@@ -19,6 +19,7 @@ FLAGS = {
     "epoch": "",
     "lease": "flags=allow-oom",
     "lookup": "flags=no-writes",
+    "registry": "flags=allow-oom",
     "replace": "flags=allow-oom",
     "session": "flags=allow-oom",
     "session_open": "",
