@@ -62,6 +62,8 @@ HANDLER_SECONDS: Final = Histogram(
 SETTLED: Final = Counter("lockgate_settled", "Operations settled, by outcome", ("outcome",))
 REPLACES: Final = Counter("lockgate_replaces", "Guarded replacements, by the store's code", ("code",))
 PARKED: Final = Counter("lockgate_parked", "Operations set aside because deciding about them failed")
+DUE: Final = Gauge("lockgate_due", "Items of all its tenants that were due when this process last looked")
+DUE_SECONDS: Final = Gauge("lockgate_due_oldest_seconds", "How long the oldest of them has been due")
 
 _TOKEN: Final = re.compile(r"lg1\.([a-z0-9-]{1,63})\.[0-9a-f]{8}\.([0-9a-f]{16})\.[A-Za-z0-9_-]+")
 _URL_LOGIN: Final = re.compile(r"(\b[a-z]+://)[^/@\s]*@")

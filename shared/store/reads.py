@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from shared.domain.errors import Unavailable
+from shared.domain.limits import TenantUsage
 from shared.domain.records import (
     Admission,
     Branch,
@@ -191,6 +192,11 @@ class TenantReads:
         """Return only while ``revisions`` hold: raises TenantLost or SnapshotMoved."""
         await self._guarded(self._connection, revisions)
 
+    async def usage(self, revisions: Revisions) -> TenantUsage:
+        """What the tenant keeps."""
+        (stored,) = await self._guarded(self._connection, revisions, ("HGET", self.keys.meta, "usage"))
+        return TenantUsage.parse(_text(stored))
+
     async def session(self, session_id: str, revisions: Revisions) -> SessionRecord | None:
         """One coherent reading of a session: its state includes every fact through its head and none after
         it.
@@ -251,6 +257,10 @@ class TenantReads:
             "ZRANGEBYSCORE", self.keys.due, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, limit
         )
         return [(m.decode(), int(float(s))) for m, s in zip(flat[::2], flat[1::2], strict=True)]
+
+    async def count_due(self, now_ms: int) -> int:
+        """How many members' wake-up has come."""
+        return int(await self._connection.call("ZCOUNT", self.keys.due, "-inf", now_ms))
 
     async def next_due_ms(self) -> int | None:
         """The earliest wake-up of the tenant."""
