@@ -57,9 +57,12 @@ _SETTLES: Final = (
     *_READS,
     "hset",
     "hdel",
+    "hscan",
     "zadd",
+    "zcount",
     "zrange",
     "zrangebyscore",
+    "zscan",
     "zscore",
     "zmscore",
 )
