@@ -17,11 +17,13 @@ from settlement_svc.assignment import document
 from settlement_svc.contention import Undecidable, back_off_s
 from settlement_svc.handler import Handler, HandlerCall, NoAnswer
 from settlement_svc.leases import HeldLease, Leases
+from settlement_svc.rights import question
 from settlement_svc.settle import Settler
 from shared import telemetry
 from shared.domain.contract import Contract
 from shared.domain.errors import InvalidInput, Unavailable
 from shared.domain.interaction import Interaction
+from shared.domain.policy import AuthorizationInput
 from shared.domain.profile import read_answer
 from shared.domain.records import Admission, Answer, answer_digest, encode
 from shared.store.codes import Code
@@ -131,38 +133,48 @@ class Carrier:
             open_gate=True,
             session_id=request.session_id,
         )
+        asks = question(task.admission, task.contract, "claim", request.branch, self._peer, request.attempt)
         for round_number in self._rounds(patience_until):
             if self._leases.given_up:
                 return None
             sent_at = self._clock.monotonic_ms()
             try:
-                reply = await self._ask(claim)
+                reply = await self._ask(task, claim, asks)
             except Unavailable as error:
                 # A lost reply may have been a grant: the right to call is lost with it, the next claim tells.
                 self._trouble(error)
             else:
                 if isinstance(reply, Grant):
-                    return HeldLease(reply, terms.lease_ms, terms.renew_ms, sent_at)
+                    return HeldLease(reply, terms.lease_ms, terms.renew_ms, sent_at, asks)
+                if reply is None:
+                    return None
                 if not _asks_again(reply):
                     await self._not_granted(task, reply)
                     return None
             await asyncio.sleep(back_off_s(round_number))
         raise Missed("the store did not answer a claim in time")
 
-    async def _ask(self, claim: Claim) -> Grant | Reply:
-        """One claim under the present snapshot; one that had moved is read again and the claim repeated at
-        once.
+    async def _ask(self, task: Task, claim: Claim, asks: AuthorizationInput) -> Grant | Reply | None:
+        """One claim under the present snapshot, None where that does not permit the work: it is settled then
+        and never sent to anybody (RT-AUTH-08). A snapshot that had moved is read again and everything
+        repeated at once.
         """
         for _ in range(_SNAPSHOT_ROUNDS):
             snapshot = await self._handle.snapshots.get()
-            reply = await self._handle.store.claim(claim, snapshot.revisions)
+            right = snapshot.policy.decide(asks, self._clock.lower_ms())
+            if not right.allowed:
+                await self._settle(task, 0)
+                if await self._handle.snapshots.get() is snapshot:
+                    return None
+                continue
+            reply = await self._handle.store.claim(claim, snapshot.revisions, right.expires_ms)
             code = Code.OK if isinstance(reply, Grant) else reply.code
             telemetry.LEASES.labels("claim", code.value).inc()
             if code is not Code.STALE_SNAPSHOT:
-                break
+                return reply
             telemetry.STALE_SNAPSHOTS.labels("settlement").inc()
             await self._handle.snapshots.reload(snapshot)
-        return reply
+        raise Unavailable("the policy keeps changing")
 
     async def _not_granted(self, task: Task, reply: Reply) -> None:
         request = task.request
@@ -250,10 +262,15 @@ class Carrier:
         self._tell("answer undelivered", task, held.lease)
 
     async def _give_back(self, task: Task, held: HeldLease) -> None:
+        """Let go of a lease without an answer. One whose permission was taken back is given back too: its
+        work has stopped, and what that means is settled at once.
+        """
         if held.refused is not None:
             self._tell("lease lost", task, held.lease, code=held.refused.value)
-        else:
-            await self._release(task, held.lease, held.ends_at)
+            return
+        if held.revoked:
+            self._tell("permission taken back", task, held.lease)
+        await self._release(task, held.lease, held.ends_at)
 
     async def _release(self, task: Task, lease: Lease, until: float) -> None:
         """Give a lease back, so that what follows is decided from its gate at once and not when it runs

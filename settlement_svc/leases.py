@@ -15,6 +15,8 @@ from typing import Final
 
 from shared import telemetry
 from shared.domain.errors import Unavailable
+from shared.domain.policy import AuthorizationInput, Policy
+from shared.store.clock import AGREEMENT_MS
 from shared.store.codes import Code
 from shared.store.connection import ReplyLost
 from shared.store.replies import Grant, Lease
@@ -30,10 +32,16 @@ _log = telemetry.logger("lockgate.leases")
 
 
 class HeldLease:
-    """A lease in use. Instants are local milliseconds of the store clock's ``monotonic_ms``."""
+    """A lease in use. Instants are local milliseconds of the store clock's ``monotonic_ms``.
 
-    def __init__(self, grant: Grant, lease_ms: int, renew_ms: int, sent_at: float) -> None:
+    ``asks`` is the question whether its work may go on, put again for every renewal.
+    """
+
+    def __init__(
+        self, grant: Grant, lease_ms: int, renew_ms: int, sent_at: float, asks: AuthorizationInput
+    ) -> None:
         self.grant = grant
+        self.asks = asks
         self.lease: Lease = grant.lease
         self.lease_ms = lease_ms
         self.renew_ms = renew_ms
@@ -41,6 +49,8 @@ class HeldLease:
         self.deadline_at = sent_at + grant.deadline_ms - grant.granted_ms
         self.refused: Code | None = None
         """Why the store would not renew it: somebody else holds the branch, or it is closed."""
+        self.revoked = False
+        """Whether the permission for its work was taken back while it was held."""
         self.given_up = False
         self._moved = asyncio.Event()
 
@@ -60,6 +70,11 @@ class HeldLease:
         self.refused = code
         self._moved.set()
 
+    def revoke(self) -> None:
+        """Stop using it: its work may not go on."""
+        self.revoked = True
+        self._moved.set()
+
     def give_up(self) -> None:
         """Stop using it, whatever is left of it (the process drains)."""
         self.given_up = True
@@ -67,7 +82,7 @@ class HeldLease:
 
     @property
     def over(self) -> bool:
-        return self.given_up or self.refused is not None
+        return self.given_up or self.revoked or self.refused is not None
 
     async def until_over(self, now_ms: float) -> bool:
         """Wait until it moved or has to stop; whether it is over. ``now_ms`` is the present local instant."""
@@ -153,37 +168,80 @@ class Leases:
             self._due[terms] = self._next_tick(terms[1]) if settled else min(again, self._next_tick(terms[1]))
 
     async def _renew_some(self, leases: Sequence[HeldLease], lease_ms: int) -> bool:
-        """One call; False when any of them has to be asked for again soon."""
+        """False when any of them has to be asked for again soon."""
         try:
-            sent_at, answers = await self._ask(leases, lease_ms)
+            return await self._renew_permitted(leases, lease_ms)
         except ReplyLost:
             telemetry.LOST_REPLIES.labels("settlement").inc()
             return False
         except (Unavailable, OSError) as error:
             _log.warning("renewal waits", tenant=self._handle.tenant, leases=len(leases), reason=str(error))
             return False
-        settled = True
-        for held, (code, _) in zip(leases, answers, strict=True):
-            telemetry.LEASES.labels("renew", code.value).inc()
-            if code is Code.RENEWED:
-                held.renewed(sent_at)
-            elif code in _NOT_NOW:
-                settled = False
-            elif code is not Code.ANSWERED:
-                held.refuse(code)
-        return settled
 
-    async def _ask(
-        self, leases: Sequence[HeldLease], lease_ms: int
-    ) -> tuple[float, Sequence[tuple[Code, int]]]:
+    async def _renew_permitted(self, leases: Sequence[HeldLease], lease_ms: int) -> bool:
+        """Renew those whose work may go on, and let the work on the others stop, once it is certain that the
+        policy that says so is the present one (RT-OWN-04, RT-OWN-07).
+        """
+        settled = True
         for _ in range(_SNAPSHOT_ROUNDS):
             snapshot = await self._handle.snapshots.get()
-            sent_at = self._clock.monotonic_ms()
-            answers = await self._handle.store.renew(
-                [held.lease for held in leases], lease_ms, snapshot.revisions
-            )
-            if answers[0][0] is not Code.STALE_SNAPSHOT:
-                break
-            telemetry.STALE_SNAPSHOTS.labels("settlement").inc()
-            await self._handle.snapshots.reload(snapshot)
-        return sent_at, answers
+            renewable, denied = self._judged(leases, snapshot.policy)
+            moved = False
+            for expires_ms, group in renewable.items():
+                sent_at = self._clock.monotonic_ms()
+                answers = await self._handle.store.renew(
+                    [held.lease for held in group], lease_ms, snapshot.revisions, expires_ms
+                )
+                moved = answers[0][0] is Code.STALE_SNAPSHOT
+                if moved:
+                    telemetry.STALE_SNAPSHOTS.labels("settlement").inc()
+                    break
+                settled &= _taken(group, answers, sent_at)
+                asked = set(group)
+                leases = [held for held in leases if held not in asked]
+            if not moved and (renewable or not denied):
+                _stop(denied)
+                return settled
+            fresh = await self._handle.snapshots.reload(snapshot)
+            if not moved and fresh.revisions == snapshot.revisions:
+                _stop(denied)
+                return settled
+        return False
+
+    def _judged(
+        self, leases: Sequence[HeldLease], policy: Policy
+    ) -> tuple[dict[int, list[HeldLease]], list[HeldLease]]:
+        """Those that may go on, by the end of the right to, and those that may not.
+
+        Rights that outlast the window of a call are one group; a short one bounds nobody else's renewal.
+        """
+        now_ms = self._clock.lower_ms()
+        renewable: dict[int, list[HeldLease]] = {}
+        denied: list[HeldLease] = []
+        for held in leases:
+            right = policy.decide(held.asks, now_ms)
+            if right.allowed:
+                expires_ms = min(right.expires_ms, now_ms + AGREEMENT_MS)
+                renewable.setdefault(expires_ms, []).append(held)
+            else:
+                denied.append(held)
+        return renewable, denied
+
+
+def _taken(group: Sequence[HeldLease], answers: Sequence[tuple[Code, int]], sent_at: float) -> bool:
+    """Take note of what the store said of each; False when any has to be asked for again soon."""
+    settled = True
+    for held, (code, _) in zip(group, answers, strict=True):
+        telemetry.LEASES.labels("renew", code.value).inc()
+        if code is Code.RENEWED:
+            held.renewed(sent_at)
+        elif code in _NOT_NOW:
+            settled = False
+        elif code is not Code.ANSWERED:
+            held.refuse(code)
+    return settled
+
+
+def _stop(denied: Sequence[HeldLease]) -> None:
+    for held in denied:
+        held.revoke()

@@ -78,15 +78,23 @@ class Sessions:
         following = await self._handle.reads.operation(first[0], session_id) if first else None
         if first and following is None:
             return Code.CONFLICT
-        claim_timeout_ms = 0
+        claim_timeout_ms, right_ends_ms = 0, None
         if following is not None:
-            claim_timeout_ms = (await self._settler.terms(following)).claim_timeout_ms
+            terms, rights = await self._settler.basis(following, snapshot.policy)
+            branch = following.branches[0]
+            right = rights("branch.assign", 0, branch.peer, branch.attempt)
+            if not right.allowed:
+                # Never sent: it ends where it waits, and the next one is looked at (RT-ADM-37).
+                await self._settler.decide(following.id, session_id)
+                return Code.CONFLICT
+            claim_timeout_ms, right_ends_ms = terms.claim_timeout_ms, right.expires_ms
         reply = await self._handle.store.turn(
             session_id,
             snapshot.revisions,
             busy=session.busy,
             following=following,
             claim_timeout_ms=claim_timeout_ms,
+            decision_expires_ms=right_ends_ms,
         )
         too_late = reply.code is Code.OUTSIDE_WINDOW and reply.text(0) == "deadline"
         if following is not None and (too_late or reply.code is Code.TERMINAL):
@@ -99,6 +107,7 @@ class Sessions:
         waiting = await self._handle.reads.queued(session_id, _QUEUE_CHUNK)
         for operation_id in waiting:
             await self._settler.decide(operation_id, session_id, event="session-closing")
+            await self._settler.turns.give_way()
         if len(waiting) == _QUEUE_CHUNK:
             return Code.CONFLICT
         if session.busy not in ("", NEXT_TURN):
@@ -137,4 +146,5 @@ class Sessions:
                     raise Undecidable("the session counts other commands than its facts name")
                 if reply.code is not Code.OK:
                     return reply.code
+            await self._settler.turns.give_way()
         return Code.OK

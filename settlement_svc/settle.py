@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Final
 
 from settlement_svc.contention import ROUNDS, Undecidable, Verdict, back_off_s
+from settlement_svc.review import Review
+from settlement_svc.rights import rights_of
 from settlement_svc.sessions import Sessions
 from settlement_svc.terms import terms_of
 from shared import telemetry
-from shared.domain.decide import Change, Event, Terms, apply
+from shared.domain.decide import Change, Event, Rights, Terms, apply
 from shared.domain.errors import LockgateError, Unavailable
 from shared.domain.ids import MAX_SAFE
+from shared.domain.policy import Policy
 from shared.domain.records import Operation
 from shared.store.codes import Code
 from shared.store.connection import ReplyError, ReplyLost, StoreUnavailable
@@ -54,6 +57,7 @@ class Settler:
         self._resting: dict[str, float] = {}
         self._told = ""
         self.sessions = Sessions(handle, self)
+        self.review: Final = Review(runtime, handle, self._judge)
 
     async def settle(
         self, operation_id: str, session_id: str | None = None, *, event: Event = "due", seen_ms: int = 0
@@ -82,8 +86,9 @@ class Settler:
             op = await self._handle.reads.operation(operation_id, session_id)
             if op is None:
                 raise Undecidable("due, but no operation is recorded under this id")
-            terms = await self.terms(op)
-            change = apply(op, terms, event, max(self._runtime.clock.lower_ms(), seen_ms))
+            now_ms = max(self._runtime.clock.lower_ms(), seen_ms)
+            terms, rights = await self.basis(op, snapshot.policy, now_ms)
+            change = apply(op, terms, rights, event, now_ms)
             if change is None:
                 return Verdict.NOTHING, op
             code = await self._replace(op, change, terms, snapshot.revisions)
@@ -101,12 +106,29 @@ class Settler:
                 await asyncio.sleep(back_off_s(round_number))
         return Verdict.CONTENDED, None
 
-    async def terms(self, op: Operation) -> Terms:
-        """What the contract that ``op`` is pinned to says; Undecidable where it is not registered."""
+    async def basis(self, op: Operation, policy: Policy, now_ms: int | None = None) -> tuple[Terms, Rights]:
+        """What deciding rests on: the terms of the contract that ``op`` is pinned to, and the rights of who
+        invoked it, as of the store time ``now_ms``. Undecidable where the contract is not registered.
+        """
+        now_ms = self._runtime.clock.lower_ms() if now_ms is None else now_ms
         contract = await self._handle.contracts.by_digest(op.admission.digest)
         if contract is None:
             raise Undecidable(f"contract {op.admission.digest} is not registered")
-        return terms_of(contract, op.admission.interaction)
+        terms = terms_of(contract, op.admission.interaction)
+        return terms, rights_of(policy, op.admission, contract, now_ms)
+
+    async def _judge(self, member: str) -> None:
+        """Look at one open operation under the present policy; what cannot be decided is left until it is
+        due. Raises only what concerns the store as a whole.
+        """
+        if member.startswith(_TURN):
+            return
+        try:
+            await self.settle(member)
+        except (StoreRefusal, StoreUnavailable, ReplyLost):
+            raise
+        except Exception as error:  # noqa: BLE001  it concerns this item alone
+            _log.warning("not judged", tenant=self._handle.tenant, member=member, reason=_told(error))
 
     async def _replace(self, op: Operation, change: Change, terms: Terms, revisions: Revisions) -> Code:
         try:

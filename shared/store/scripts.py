@@ -241,9 +241,7 @@ class TenantStore:
     async def claim(
         self, claim: Claim, revisions: Revisions, decision_expires_ms: int | None = None
     ) -> Grant | Reply:
-        """Ask for a lease; a repeat by the holder of a live lease gives the same grant (RT-OWN-01,
-        RT-OWN-10).
-        """
+        """Ask for a lease; the holder of a live one gets the same grant again (RT-OWN-01, RT-OWN-10)."""
         keys = self._lease_keys(claim.operation_id, claim.peer)
         if claim.session_id:
             keys.append(self.keys.session(claim.session_id))
@@ -281,9 +279,7 @@ class TenantStore:
     async def open_gate(
         self, lease: Lease, revisions: Revisions, decision_expires_ms: int | None = None
     ) -> Reply:
-        """Record, before the handler is called, that it may be. A lost reply grants no call (DESIGN section
-        6).
-        """
+        """Record that the handler may be called, before it is; a lost reply grants no call (DESIGN 6)."""
         return await self._lease_verb("open", lease, revisions, self.not_after(decision_expires_ms))
 
     async def release(self, lease: Lease, revisions: Revisions) -> Reply:
@@ -409,6 +405,7 @@ class TenantStore:
         busy: str,
         following: Operation | None,
         claim_timeout_ms: int,
+        decision_expires_ms: int | None = None,
     ) -> Reply:
         """Give the next serial command its turn, as loaded: ``busy`` ("" none) and the first in the queue."""
         k = self.keys
@@ -429,9 +426,8 @@ class TenantStore:
             k.op(next_id) if next_id else k.meta,
             peer_key,
         ]
-        return await self._session(
-            session_id, "turn", keys, [busy, next_id, claim_timeout_ms, request], revisions
-        )
+        args = (busy, next_id, claim_timeout_ms, request)
+        return await self._session(session_id, "turn", keys, args, revisions, decision_expires_ms)
 
     async def purge(
         self, session_id: str, operations: Sequence[str], last: bool, revisions: Revisions
@@ -457,13 +453,19 @@ class TenantStore:
         )
 
     async def _session(
-        self, session_id: str, verb: str, keys: Sequence[bytes], args: Sequence[Arg], revisions: Revisions
+        self,
+        session_id: str,
+        verb: str,
+        keys: Sequence[bytes],
+        args: Sequence[Arg],
+        revisions: Revisions,
+        decision_expires_ms: int | None = None,
     ) -> Reply:
         head: list[Arg] = [
             verb,
             revisions.authority,
             revisions.policy,
-            self.not_after(),
+            self.not_after(decision_expires_ms),
             session_topic(session_id),
             session_id,
         ]

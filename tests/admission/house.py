@@ -26,7 +26,7 @@ from shared.store.inspection import Boundary
 from shared.store.registry import PeerRecord, create_tenant, create_token, register_peer
 from shared.store.replies import Claim, Grant
 from shared.store.runtime import Runtime, TenantHandle
-from tests.support.world import terms
+from tests.support.world import anyone, terms
 
 COUNTER = {"id": "urn:example:dasp:counter", "version": "1"}
 NOTES = {"id": "urn:example:notes", "version": "1"}
@@ -278,7 +278,7 @@ class House:
         operation_id = command_operation_id(revisions.authority, command_id)
         op = await handle.reads.operation(operation_id, session_id)
         assert op is not None
-        change = apply(op, terms(), "due", self.runtime.clock.lower_ms())
+        change = apply(op, terms(), anyone, "due", self.runtime.clock.lower_ms())
         assert change is not None, op
         reply = await handle.store.replace(op, change, revisions, 86_400_000)
         assert reply.code is Code.OK, reply

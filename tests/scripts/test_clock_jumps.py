@@ -16,7 +16,7 @@ from shared.store.registry import accept_clock
 from shared.store.replies import Claim, ClockRefusal, Grant, NewOperation, Reply
 from shared.store.scripts import TenantStore
 from tests.scripts.scenes import RESULT, branch_of, meta, offered, unchanged
-from tests.support.world import TENANT, World, moved_scripts, terms
+from tests.support.world import TENANT, World, anyone, moved_scripts, terms
 
 OFFSET_KEY = "test:offset"
 OFFSET_CLOCK = f"""
@@ -128,7 +128,7 @@ async def test_an_hour_ahead_and_back_expires_nothing_and_poisons_nothing(proces
         suspected = process.clock.suspect
         assert suspected
         for moment in (grant.until_ms, op.deadline_ms):
-            change = apply(op, terms(effects="unsafe"), "due", moment)
+            change = apply(op, terms(effects="unsafe"), anyone, "due", moment)
             assert change is not None
             with pytest.raises(ClockRefusal):
                 await world.commit(op, change)
@@ -162,7 +162,7 @@ async def test_a_jump_that_nobody_saw_yet_only_fails_the_window(process: Process
         process = Process(world, world.connection)
         await world.store.lookup(new.operation_id, new.intent, "s1", world.revisions)
         await process.off(HOUR_MS)
-        change = apply(op, terms(effects="unsafe"), "due", moment)
+        change = apply(op, terms(effects="unsafe"), anyone, "due", moment)
         assert change is not None
         async with unchanged(world):
             reply = await world.commit(op, change)

@@ -27,7 +27,7 @@ from tests.scripts.scenes import (
     terminal_change,
     unchanged,
 )
-from tests.support.world import World, terms
+from tests.support.world import World, anyone, terms
 
 TURN = turn_member("s1")
 
@@ -51,7 +51,7 @@ async def test_closing_is_one_transition(world: World) -> None:
     now = await world.start()
     new, _ = await answered(world)
     op = await world.load(new)
-    change = apply(op, terms(), "due", now)
+    change = apply(op, terms(), anyone, "due", now)
     assert change is not None
     facts = (Fact("application", "c1", b'{"name":"counter.changed","data":{}}'), *change.facts)
     await world.at(now + 9)

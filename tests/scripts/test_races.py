@@ -28,7 +28,7 @@ from tests.scripts.scenes import (
     terminal_change,
     unchanged,
 )
-from tests.support.world import World, terms
+from tests.support.world import World, anyone, terms
 
 DEADLINE_MS = 10_000
 
@@ -38,7 +38,7 @@ async def decided(
 ) -> tuple[Operation, Change]:
     """Loaded and decided, not yet committed."""
     op = await world.load(new)
-    change = apply(op, terms(**more), event, when)
+    change = apply(op, terms(**more), anyone, event, when)
     assert change is not None
     return op, change
 
@@ -175,7 +175,7 @@ async def test_a_thousand_sweeps_take_nothing_from_a_healthy_owner(world: World)
     async with unchanged(world):
         op = await world.load(new)
         for n in range(1000):
-            assert apply(op, terms(), "due", now + n % 1000) is None
+            assert apply(op, terms(), anyone, "due", now + n % 1000) is None
         for _ in range(50):
             assert await world.decide(new, now) is None
     assert (await world.answer(grant.lease, RESULT)).code is Code.OK
@@ -259,7 +259,7 @@ async def jitter() -> None:
 
 async def settle(world: World, new: NewOperation, when: int, **more: Any) -> Code | None:
     op = await world.load(new)
-    change = apply(op, terms(**more), "due", when)
+    change = apply(op, terms(**more), anyone, "due", when)
     if change is None:
         return None
     await jitter()
@@ -269,7 +269,7 @@ async def settle(world: World, new: NewOperation, when: int, **more: Any) -> Cod
 async def end(world: World, new: NewOperation, when: int) -> bool:
     """Whether this decided the end of the operation."""
     op = await world.load(new)
-    change = apply(op, terms(), "due", when)
+    change = apply(op, terms(), anyone, "due", when)
     await jitter()
     return (
         change is not None

@@ -11,6 +11,7 @@ import pytest
 from settlement_svc.carrier import Carrier
 from settlement_svc.handler import Endpoint, Handler
 from settlement_svc.leases import HeldLease, Leases
+from shared.domain.policy import AuthorizationInput
 from shared.domain.records import Answer, answer_digest, encode
 from shared.store.codes import Code
 from shared.store.outbox import Outbox
@@ -400,7 +401,12 @@ async def test_grants_and_renewals_go_on_under_a_policy_that_moved(
             codes.append(answers[0][0])
             return answers
 
+        async def nothing() -> bool:
+            return False
+
         monkeypatch.setattr(host.handle.store, "renew", listening)
+        # The settling loop would hear of the change and read it before the renewal is told of it.
+        monkeypatch.setattr(host.settler.review, "page", nothing)
         async with host.sidecar(handler.url), host.join(redis_url) as operator:
             await move_policy(operator)
             await operator.submit("c1")
@@ -447,7 +453,8 @@ async def test_work_stops_when_its_lease_went_to_somebody_else(redis_url: str, r
 def held(lease_ms: int, deadline_in_ms: int) -> HeldLease:
     lease = Lease("op", 0, PEER, "1", "1", "h1")
     grant = Grant(lease, 1, 5_000 + lease_ms, 5_000, 5_000 + deadline_in_ms, b"", b"")
-    return HeldLease(grant, lease_ms, lease_ms // 3, sent_at=100.0)
+    asks = AuthorizationInput("alice", "claim", peer=PEER)
+    return HeldLease(grant, lease_ms, lease_ms // 3, sent_at=100.0, asks=asks)
 
 
 async def test_the_local_end_of_a_lease() -> None:

@@ -14,9 +14,10 @@ from typing import Any
 from unittest.mock import patch
 
 import lua
-from shared.domain.decide import Change, Event, Terms, apply
+from shared.domain.decide import Change, Event, Rights, Terms, apply
 from shared.domain.guard import MAX_SAFE_INTEGER, TimeGuard
 from shared.domain.ids import MessageKind, command_operation_id, intent_digest, message_id, operation_id
+from shared.domain.policy import Action, Authorization
 from shared.domain.records import (
     Admission,
     Answer,
@@ -101,6 +102,11 @@ def terms(**changes: Any) -> Terms:
         "retryable": lambda value: isinstance(value, dict) and value.get("again") is True,
     }
     return Terms(**{**values, **changes})
+
+
+def anyone(_action: Action, _branch: int, _peer: str, _attempt: int) -> Authorization:
+    """Everybody may do everything, for ever."""
+    return Authorization(True, "1", MAX_SAFE_INTEGER)
 
 
 class World:
@@ -261,11 +267,17 @@ class World:
         return op
 
     async def decide(
-        self, new: NewOperation, now_ms: int, event: Event = "due", **changes: Any
+        self,
+        new: NewOperation,
+        now_ms: int,
+        event: Event = "due",
+        *,
+        rights: Rights = anyone,
+        **changes: Any,
     ) -> Reply | None:
         """Load, decide and commit once; None when there was nothing to do."""
         op = await self.load(new)
-        change = apply(op, terms(**changes), event, now_ms)
+        change = apply(op, terms(**changes), rights, event, now_ms)
         return None if change is None else await self.commit(op, change)
 
     async def commit(self, op: Operation, change: Change) -> Reply:

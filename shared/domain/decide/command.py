@@ -1,7 +1,9 @@
 """Deciding one-branch work: session commands.
 
 What follows a lost worker is decided by the gate and the declared effects alone (REQUIREMENTS, "how an
-operation closed"): a closed gate proves that the handler was not called, an open one proves nothing.
+operation closed"): a closed gate proves that the handler was not called, an open one proves nothing. Work
+goes on only while its original invoker still has the right to it; a right that was taken back ends the
+branch ``revoked``, whoever holds its lease.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from shared.domain.decide.change import BranchChange, Change, Words
+from shared.domain.policy import Action, Authorization
 from shared.domain.records import (
     Answer,
     Branch,
@@ -33,6 +36,11 @@ from shared.domain.records import (
 
 Event = Literal["due", "session-closing"]
 Effects = Literal["none", "idempotent", "fenced", "unsafe"]
+Rights = Callable[[Action, int, str, int], Authorization]
+"""Asks for the original invoker whether an action (branch.assign, claim, answer) on the branch of that index
+may be done by that peer as that attempt. May raise Unavailable: then nothing that needs the right is decided
+(RT-AUTH-05).
+"""
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -49,30 +57,53 @@ class Terms(msgspec.Struct, frozen=True):
     retryable: Callable[[Any], bool]
 
 
-def apply(op: Operation, terms: Terms, event: Event, now_ms: int) -> Change | None:
+def apply(op: Operation, terms: Terms, rights: Rights, event: Event, now_ms: int) -> Change | None:
     """Decide what is due for ``op`` at about ``now_ms``; None when nothing is left to do.
 
-    Serves RT-OWN-08..11, RT-ATT-01..08, RT-GUARD-11..13, DASP-CORE-006, DASP-CORE-007.
+    Every step that rests on a right is bounded by the end of that right (RT-AUTH-06, RT-AUTH-09); the
+    deadline and the close of a session need none. Serves RT-OWN-08..11, RT-ATT-01..08, RT-GUARD-11..13,
+    RT-AUTH-08, RT-ADM-35, DASP-CORE-006, DASP-CORE-007.
     """
     if op.phase == "settled":
         return None
     if now_ms >= op.deadline_ms:
         return _at_deadline(op, terms)
-    if 0 in op.answers:
-        return _fold(op, terms, op.answers[0], now_ms)
     branch = op.branches[0]
-    if branch.holder is not None and branch.until_ms > now_ms:
-        return _rearm(op, branch.until_ms)
+    leased = branch.holder is not None and branch.until_ms > now_ms
+    answered = 0 in op.answers
     closing = event == "session-closing" or (op.seat is not None and op.seat.phase == "closing")
-    if closing and branch.gate == "closed":
+    if closing and branch.gate == "closed" and not leased:
         return _session_closed(op, terms)
+    action: Action = "answer" if answered else "claim" if leased else "branch.assign"
+    right = rights(action, 0, branch.peer, branch.attempt)
+    if not right.allowed:
+        return _revoked(op, terms)
+    if answered:
+        return _while(right, _fold(op, terms, rights, op.answers[0], now_ms))
+    if leased:
+        return _rearm(op, branch.until_ms)
+    return _while(right, _unleased(op, terms, rights, now_ms))
+
+
+def _while(right: Authorization, change: Change | None) -> Change | None:
+    """The change, to be committed while the right holds. A wake-up alone rests on no right."""
+    if change is None or change.only_wakes:
+        return change
+    ends_ms = right.expires_ms
+    bound = ends_ms if change.not_after_ms is None else min(change.not_after_ms, ends_ms)
+    return msgspec.structs.replace(change, not_after_ms=bound)
+
+
+def _unleased(op: Operation, terms: Terms, rights: Rights, now_ms: int) -> Change | None:
+    """Nobody holds the branch now: it was lost, or waits for its turn, its retry time or a claim."""
+    branch = op.branches[0]
     if branch.holder is not None:
-        return _lost(op, terms, now_ms)
+        return _lost(op, terms, rights, now_ms)
     if op.seat is not None and op.seat.seat == "queued":
         return _rearm(op, op.deadline_ms)
     if branch.outbox is None:
         return _retry_due(op, terms) if branch.next_ms <= now_ms else _rearm(op, branch.next_ms)
-    return _unclaimed(op, terms) if branch.until_ms <= now_ms else _rearm(op, branch.until_ms)
+    return _unclaimed(op, terms, rights) if branch.until_ms <= now_ms else _rearm(op, branch.until_ms)
 
 
 def _rearm(op: Operation, at_ms: int) -> Change | None:
@@ -83,12 +114,21 @@ def _rearm(op: Operation, at_ms: int) -> Change | None:
     return None if op.wake_ms == at_ms else Change(wake_at_ms=at_ms)
 
 
-def _next_peer(op: Operation) -> str:
-    """Another eligible peer when there is one, in ASCII order and round again; else the same (RT-SEL-02)."""
+def _next_peer(op: Operation, rights: Rights) -> tuple[str, Authorization] | None:
+    """Who is to make the next attempt, and the right to it; None where nobody may.
+
+    Another eligible peer when there is one, in ASCII order and round again; else the same (RT-SEL-02). Peers
+    that may not be assigned are passed over.
+    """
     candidates = op.admission.candidates
-    current = op.branches[0].peer
-    later = [peer for peer in candidates if peer > current]
-    return (later or list(candidates) or [current])[0]
+    branch = op.branches[0]
+    later = [peer for peer in candidates if peer > branch.peer]
+    earlier = [peer for peer in candidates if peer < branch.peer]
+    for peer in (*later, *earlier, branch.peer):
+        right = rights("branch.assign", 0, peer, branch.attempt + 1)
+        if right.allowed:
+            return peer, right
+    return None
 
 
 def _offer(
@@ -126,27 +166,42 @@ def _retry_due(op: Operation, terms: Terms) -> Change:
     )
 
 
-def _unclaimed(op: Operation, terms: Terms) -> Change:
+def _unclaimed(op: Operation, terms: Terms, rights: Rights) -> Change | None:
     """Nobody claimed the offer: another eligible peer is a new attempt, the same peer is the same attempt
     again.
     """
     branch = op.branches[0]
-    peer = _next_peer(op)
-    moved = peer != branch.peer
-    if moved and branch.attempt >= terms.max_attempts:
-        peer, moved = branch.peer, False
-    return _offer(
+    following = _next_peer(op, rights) if branch.attempt < terms.max_attempts else None
+    if following is None or following[0] == branch.peer:
+        return _offer_again(op, terms)
+    peer, right = following
+    offer = _offer(
         op,
         terms,
         peer=peer,
-        attempt=branch.attempt + 1 if moved else branch.attempt,
-        claims=0 if moved else branch.claims,
+        attempt=branch.attempt + 1,
+        claims=0,
+        not_before=branch.until_ms,
+        expired=True,
+    )
+    return _while(right, offer)
+
+
+def _offer_again(op: Operation, terms: Terms) -> Change:
+    """The same attempt to the same peer, under a new fence (RT-OWN-02)."""
+    branch = op.branches[0]
+    return _offer(
+        op,
+        terms,
+        peer=branch.peer,
+        attempt=branch.attempt,
+        claims=branch.claims,
         not_before=branch.until_ms,
         expired=True,
     )
 
 
-def _lost(op: Operation, terms: Terms, now_ms: int) -> Change | None:
+def _lost(op: Operation, terms: Terms, rights: Rights, now_ms: int) -> Change | None:
     branch = op.branches[0]
     if branch.gate == "closed":
         if branch.claims >= terms.max_claims:
@@ -157,15 +212,7 @@ def _lost(op: Operation, terms: Terms, now_ms: int) -> Change | None:
                 "claims-exhausted",
                 f"{branch.claims} workers were lost before the work began",
             )
-        return _offer(
-            op,
-            terms,
-            peer=branch.peer,
-            attempt=branch.attempt,
-            claims=branch.claims,
-            not_before=branch.until_ms,
-            expired=True,
-        )
+        return _offer_again(op, terms)
     if terms.effects == "unsafe":
         return _end(op, terms, _UNCERTAIN, "worker-lost", "the worker was lost after it may have acted")
     if branch.attempt >= terms.max_attempts:
@@ -180,23 +227,27 @@ def _lost(op: Operation, terms: Terms, now_ms: int) -> Change | None:
         )
     if now_ms + terms.backoff_ms >= op.deadline_ms:
         return _rearm(op, op.deadline_ms)
-    return _retry(op, terms, lost=True, not_before=branch.until_ms)
+    return _retry(op, terms, rights, lost=True, not_before=branch.until_ms)
 
 
-def _retry(op: Operation, terms: Terms, *, lost: bool, not_before: int) -> Change:
-    branch = op.branches[0]
-    words = Words(branch).waiting(peer=_next_peer(op), backoff_ms=terms.backoff_ms)
-    change = BranchChange(0, "same" if lost else "live", words, expired=lost)
-    return Change(
+def _retry(op: Operation, terms: Terms, rights: Rights, *, lost: bool, not_before: int) -> Change | None:
+    following = _next_peer(op, rights)
+    if following is None:
+        return _revoked(op, terms, heard=not lost)
+    peer, right = following
+    words = Words(op.branches[0]).waiting(peer=peer, backoff_ms=terms.backoff_ms)
+    branch = BranchChange(0, "same" if lost else "live", words, expired=lost)
+    change = Change(
         not_before_ms=not_before,
         not_after_ms=op.deadline_ms,
         wake_at_ms=op.deadline_ms,
         wake_in_ms=terms.backoff_ms,
         phase="active",
         tallies=Tallies(lost=True) if lost else None,
-        branches=(change,),
+        branches=(branch,),
         deletes=() if lost else ("r:0",),
     )
+    return _while(right, change)
 
 
 class _Ending(msgspec.Struct, frozen=True):
@@ -214,6 +265,8 @@ _FAILED = _Ending("failed", "complete", "failure", "failed", "replayable")
 _UNCERTAIN = _Ending("indeterminate", "indeterminate", "indeterminate", "uncertain", "quarantined")
 _TIMED_OUT_OPEN = _Ending("failed", "indeterminate", "indeterminate", "uncertain", "quarantined")
 _TIMED_OUT_ANSWERED = _Ending("failed", "complete", "indeterminate", "uncertain", "quarantined")
+_REVOKED = _Ending("failed", "complete", "revoked", "failed", "replayable")
+_REVOKED_UNCERTAIN = _Ending("indeterminate", "indeterminate", "revoked", "uncertain", "quarantined")
 
 
 def _at_deadline(op: Operation, terms: Terms) -> Change:
@@ -240,6 +293,19 @@ def _session_closed(op: Operation, terms: Terms) -> Change:
     return _end(op, terms, row, "session-closed", "the session was closed before the work began")
 
 
+def _revoked(op: Operation, terms: Terms, *, heard: bool = False) -> Change:
+    """The right to go on was taken back: the branch ends at once, also under a live lease and also where its
+    answer is stored (RT-ADM-35, RT-ATT-06, RT-OWN-07, RT-RES-10). ``heard``: the answer itself was judged
+    and asked for an attempt that nobody may make.
+    """
+    acted = op.tallies.lost or (op.branches[0].gate != "closed" and not heard)
+    row = _REVOKED_UNCERTAIN if acted and terms.effects != "none" else _REVOKED
+    when = "after" if acted else "before"
+    return _end(
+        op, terms, row, "revoked", f"permission was taken back {when} the work may have begun", at_once=True
+    )
+
+
 def _end(
     op: Operation,
     terms: Terms,
@@ -248,13 +314,13 @@ def _end(
     message: str,
     *,
     at_deadline: bool = False,
-    output: msgspec.Raw | None = None,
+    at_once: bool = False,
 ) -> Change:
     """Close without an accepted success. ``same`` guards it: whatever happened to the lease since loading
-    refuses it.
+    refuses it. A lease that is held has to have run out, unless it is ended ``at_deadline`` or ``at_once``.
     """
     branch = op.branches[0]
-    lost = not at_deadline and branch.holder is not None
+    lost = not (at_deadline or at_once) and branch.holder is not None
     change = BranchChange(0, "same", Words(branch).ended(row.branch), expired=lost)
     error = CommandError(reason, message, retryable=False)
     return _settled(
@@ -265,7 +331,7 @@ def _end(
         change,
         not_before_ms=op.deadline_ms if at_deadline else (branch.until_ms if lost else 0),
         not_after_ms=None if at_deadline else op.deadline_ms,
-        outcome=Outcome(row.outcome, output, error),
+        outcome=Outcome(row.outcome, None, error),
     )
 
 
@@ -300,7 +366,7 @@ def _settled(
     )
 
 
-def _fold(op: Operation, terms: Terms, stored: StoredAnswer, now_ms: int) -> Change:
+def _fold(op: Operation, terms: Terms, rights: Rights, stored: StoredAnswer, now_ms: int) -> Change | None:
     """Judge stored evidence. The lease was judged in the step that stored it (RT-RES-08)."""
     answer = decode_answer(stored.body)
     if answer.refused is not None:
@@ -310,7 +376,7 @@ def _fold(op: Operation, terms: Terms, stored: StoredAnswer, now_ms: int) -> Cha
     assert output is not msgspec.UNSET, "an answer is a result or a refusal"
     result = json.loads(bytes(output))
     if terms.retryable(result):
-        return _fold_retryable(op, terms, output, now_ms)
+        return _fold_retryable(op, terms, rights, output, now_ms)
     if not terms.succeeds(result):
         error = CommandError(
             "unsuccessful", "the result does not meet the contract's success condition", retryable=False
@@ -327,10 +393,12 @@ def _fold(op: Operation, terms: Terms, stored: StoredAnswer, now_ms: int) -> Cha
     return _folded(op, terms, _COMPLETED, "accepted", Outcome("completed", output, None), answer)
 
 
-def _fold_retryable(op: Operation, terms: Terms, output: msgspec.Raw, now_ms: int) -> Change:
+def _fold_retryable(
+    op: Operation, terms: Terms, rights: Rights, output: msgspec.Raw, now_ms: int
+) -> Change | None:
     """Retryability overrides neither the budget nor the deadline (RT-BR-05)."""
     if op.branches[0].attempt < terms.max_attempts and now_ms + terms.backoff_ms < op.deadline_ms:
-        return _retry(op, terms, lost=False, not_before=0)
+        return _retry(op, terms, rights, lost=False, not_before=0)
     row = _failed_unless_lost(op, terms)
     error = CommandError("attempts-exhausted", "the last attempt asked for another one", retryable=False)
     return _folded(op, terms, row, "attempts-exhausted", Outcome(row.outcome, output, error))
