@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,18 +14,12 @@ from starlette.routing import Route
 
 from shared import telemetry
 from shared.config import SettlementSettings
+from shared.serving.bounds import Bounds
+from shared.serving.server import GuestServer, Serving, listen
 
 _STOPS_IN_S: Final = 2
-_BACKLOG: Final = 128
+_BOUNDS: Final = Bounds(connections=256, arrival_s=10.0, unread_s=10.0)
 Unready = Callable[[], Awaitable[str | None]]
-
-
-class _Server(uvicorn.Server):
-    """A server that leaves signals to the process it is part of."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def health_app(unready: Unready, *, with_metrics: bool) -> Starlette:
@@ -53,13 +45,10 @@ def health_app(unready: Unready, *, with_metrics: bool) -> Starlette:
 @contextlib.asynccontextmanager
 async def serve_health(settings: SettlementSettings, unready: Unready) -> AsyncIterator[int]:
     """Serve health for as long as the block runs; gives the port. Raises OSError where the port is taken."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.create_server((settings.host, settings.port), family=family, backlog=_BACKLOG)
+    listener = listen(settings.host, settings.port)
     app = health_app(unready, with_metrics=settings.metrics_port == settings.port != 0)
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_STOPS_IN_S
-    )
-    server = _Server(config)
+    config = Serving(app, _BOUNDS, "settlement", lifespan="off", timeout_graceful_shutdown=_STOPS_IN_S)
+    server = GuestServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield int(listener.getsockname()[1])

@@ -79,6 +79,25 @@ class AdmissionSettings(StoreSettings):
         int,
         Doc("Requests under way, waits and streams included; further ones get 503.", low=1, high=1_000_000),
     ] = 10_000
+    max_connections: Annotated[
+        int,
+        Doc("Open connections; an idle one makes room, else a further one gets 503.", low=1, high=1_000_000),
+    ] = 12_000
+    request_seconds: Annotated[
+        int, Doc("How long a request may take to arrive whole, in seconds.", low=1, high=3_600)
+    ] = 60
+    idle_seconds: Annotated[
+        int,
+        Doc(
+            "How long a connection without a request stays open, in seconds; longer than a proxy's in front.",
+            low=1,
+            high=3_600,
+        ),
+    ] = 75
+    unread_seconds: Annotated[
+        int,
+        Doc("How long a client may leave unread what it was sent, in seconds.", low=1, high=3_600),
+    ] = 60
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,6 @@ from prometheus_client import (
     Gauge,
     Histogram,
     generate_latest,
-    start_http_server,
 )
 
 from shared.config import OFF, StoreSettings
@@ -41,6 +40,12 @@ REQUEST_SECONDS: Final = Histogram(
     buckets=_SECONDS,
 )
 UNDER_WAY: Final = Gauge("lockgate_http_requests_under_way", "HTTP requests being served", ("service",))
+CONNECTIONS: Final = Gauge("lockgate_http_connections", "Open HTTP connections", ("service",))
+CONNECTIONS_CUT: Final = Counter(
+    "lockgate_http_connections_cut",
+    "HTTP connections that were refused or ended for what they did, by reason",
+    ("service", "reason"),
+)
 STREAMS: Final = Gauge("lockgate_streams", "Open update streams")
 ADMISSIONS: Final = Counter(
     "lockgate_admissions",
@@ -146,19 +151,19 @@ class MetricsServer:
     @property
     def port(self) -> int:
         """The port in use, ``OFF`` where none is."""
-        return int(self._running[0].server_port) if self._running else OFF
+        return int(self._running.port) if self._running else OFF
 
     def __enter__(self) -> Self:
         if self._wanted != OFF:
-            self._running = start_http_server(self._wanted, self._host)
+            # Only who serves pays for a server; the command line counts and logs without one.
+            from shared.serving.metrics import serve_metrics
+
+            self._running = serve_metrics(self._host, self._wanted)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._running:
-            server, thread = self._running
-            server.shutdown()
-            server.server_close()
-            thread.join()
+            self._running.stop()
             self._running = None

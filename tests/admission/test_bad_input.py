@@ -11,7 +11,7 @@ import httpx
 import pytest
 import redis
 
-from admission_svc.server import MAX_HEAD_BYTES
+from shared.serving.bounds import MAX_HEAD_BYTES
 from tests.admission.house import COUNTER, NOTES, Client, House
 from tests.admission.looking import assert_refused, chunked, everything, plain, read_reply
 
