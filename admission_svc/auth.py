@@ -1,5 +1,8 @@
 """Who asks, and whether they may.
 
+A role of the token is necessary, a policy narrows or widens within it; :func:`authorize` is the one place
+where both are judged, and no permission outlives the policy revision or the expiry it was given under.
+
 A token is looked up once per snapshot of its tenant and remembered by a hash of the whole header, so that a
 request costs one digest; a revocation moves the policy revision, which every protected script and read
 checks, and the snapshot with all that was remembered under it goes.
@@ -10,24 +13,36 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Awaitable, Callable
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from shared.domain.credentials import Caller, Token, TokenRecord, parse_token, secret_digest
 from shared.domain.errors import Denied, NotFound, Unavailable
+from shared.domain.policy import Action, Authorization, AuthorizationInput
 from shared.store.reads import SnapshotMoved
 from shared.store.replies import Revisions, TenantLost
 from shared.store.runtime import Runtime, TenantHandle
 from shared.store.snapshot import Snapshot
 from shared.telemetry import STALE_SNAPSHOTS
 
-Action: TypeAlias = Literal["session.open", "session.read", "session.close", "command.submit"]
 T = TypeVar("T")
 
 _REMEMBERED: Final = 10_000
 _ROUNDS: Final = 4
-_OPERATOR_MAY: Final = frozenset({"session.read", "session.close"})
+_CALLER_MAY: Final = frozenset(
+    {
+        "session.open",
+        "session.read",
+        "session.close",
+        "command.submit",
+        "invoke",
+        "invocation.read",
+        "cancel",
+        "manifest.supply",
+    }
+)
+_OPERATOR_MAY: Final = frozenset({"session.read", "session.close", "contract.apply", "operate"})
 _stale: Final = STALE_SNAPSHOTS.labels("admission")
 
 
@@ -48,20 +63,67 @@ class Visit(msgspec.Struct, frozen=True):
         return self.caller.tenant
 
 
-def authorize(caller: Caller, action: Action, owner: str | None) -> None:
-    """Let ``caller`` do ``action`` with a session of ``owner`` (None: with one that does not exist yet).
-
-    Without a policy a caller uses its own sessions, and an operator reads and closes all. Raises NotFound
-    for a session that the caller may not know of, the same as for one that is missing, else Denied.
+class SessionRef(msgspec.Struct, frozen=True):
+    """What a permission about a session depends on. ``owner`` is "" before it is opened; ``profile`` and
+    ``contract`` are ids.
     """
-    if "caller" in caller.roles and (owner is None or owner == caller.principal):
-        return
-    if caller.operator and owner is not None:
-        if action in _OPERATOR_MAY:
-            return
-    elif owner is not None:
+
+    session_id: str
+    owner: str = ""
+    profile: str = ""
+    contract: str = ""
+
+
+_NOWHERE: Final = SessionRef("")
+
+
+def authorize(
+    visit: Visit, action: Action, session: SessionRef | None = None, interaction: str = ""
+) -> Authorization:
+    """Let the caller do ``action`` with ``session`` (None: with none), or refuse (RT-AUTH-04..06).
+
+    Whatever is written on the strength of the verdict must commit before its ``expires_ms``. Raises NotFound,
+    the same as for a session that is missing, where it is one that the caller may not read; else Denied.
+    Raises Unavailable where the policy cannot be read.
+    """
+    now = visit.handle.store.clock.lower_ms()
+    verdict = _verdict(visit, action, session or _NOWHERE, interaction, now)
+    if verdict is not None:
+        return verdict
+    if session is not None and session.owner and not _readable(visit, action, session, now):
         raise NotFound
-    raise Denied("the token's roles do not allow this")
+    raise Denied("the token does not allow this")
+
+
+def _readable(visit: Visit, refused: Action, session: SessionRef, now_ms: int) -> bool:
+    return refused != "session.read" and _verdict(visit, "session.read", session, "", now_ms) is not None
+
+
+def _verdict(
+    visit: Visit, action: Action, session: SessionRef, interaction: str, now_ms: int
+) -> Authorization | None:
+    """The permission, None where there is none. Without a policy a caller uses its own sessions, and an
+    operator reads and closes all.
+    """
+    caller, policy = visit.caller, visit.snapshot.policy
+    as_caller = "caller" in caller.roles and action in _CALLER_MAY
+    as_operator = caller.operator and action in _OPERATOR_MAY
+    if policy.document is None:
+        own = as_caller and session.owner in ("", caller.principal)
+        return policy.granted(now_ms) if own or as_operator else None
+    if not as_caller and not as_operator:
+        return None
+    asked = AuthorizationInput(
+        principal=caller.principal,
+        action=action,
+        session_id=session.session_id,
+        owner=session.owner,
+        profile=session.profile,
+        contract=session.contract,
+        interaction=interaction,
+    )
+    verdict = policy.decide(asked, now_ms)
+    return verdict if verdict.allowed else None
 
 
 class Desk:
@@ -103,7 +165,7 @@ class Desk:
             if visit is None:
                 visit = await self.visit(header)
             try:
-                return await work(visit)
+                return await _held(visit, work)
             except SnapshotMoved:
                 _stale.inc()
                 await visit.handle.snapshots.reload(visit.snapshot)
@@ -117,6 +179,8 @@ class Desk:
 
     async def _authenticate(self, token: Token) -> Visit:
         handle = await self._runtime.tenant(token.tenant)
+        if not self._runtime.clock.known:
+            await self._runtime.refresh()
         snapshot = await handle.snapshots.get()
         record = None
         if token.authority8 == snapshot.revisions.authority[:8]:
@@ -135,6 +199,17 @@ class Desk:
     def _check_expiry(self, expires_ms: int) -> None:
         if expires_ms and self._runtime.clock.lower_ms() >= expires_ms:
             raise Denied("the token has expired", unauthenticated=True)
+
+
+async def _held(visit: Visit, work: Callable[[Visit], Awaitable[T]]) -> T:
+    """What ``work`` gives. That it was refused is told only under revisions that still hold: a permission
+    given elsewhere meanwhile counts at once here too.
+    """
+    try:
+        return await work(visit)
+    except (Denied, NotFound):
+        await visit.handle.reads.check(visit.revisions)
+        raise
 
 
 async def _proved(handle: TenantHandle, snapshot: Snapshot) -> Snapshot:

@@ -14,14 +14,15 @@ from typing import Final, Literal
 
 import msgspec
 
-from admission_svc.auth import Visit, authorize
+from admission_svc.auth import SessionRef, Visit, authorize
 from admission_svc.messages import Command
 from shared.domain.contract import Contract
-from shared.domain.errors import InvalidInput, NotFound, Unavailable
+from shared.domain.errors import Denied, InvalidInput, NotFound, Unavailable
 from shared.domain.guard import TimeGuard
 from shared.domain.ids import MessageKind, command_operation_id, intent_digest, message_id
 from shared.domain.interaction import Interaction
 from shared.domain.limits import Exceeded
+from shared.domain.policy import Authorization
 from shared.domain.profile import OUTCOME_BYTES
 from shared.domain.records import Admission, CommandError, accepted_payload, encode
 from shared.store.codes import Code
@@ -51,10 +52,18 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class SessionTerms(msgspec.Struct, frozen=True):
-    """What never changes about a session: its owner and the contract it was opened with."""
+    """What never changes about a session: whose it is and the contract it was opened with."""
 
-    owner: str
+    session: SessionRef
     contract: Contract
+
+    def permission(self, visit: Visit, command: Command) -> Authorization:
+        """May the caller submit this command? Raises NotFound, Denied or Unavailable, before anything of the
+        command is judged or its record asked (DASP-CORE-001, 003d).
+        """
+        profile = self.contract.session
+        assert profile is not None, "sessions are opened with profiles only"
+        return authorize(visit, "command.submit", self.session, profile.commands.get(command.name, ""))
 
 
 def _rejected(code: str, message: str, *, retryable: bool = False) -> Verdict:
@@ -67,6 +76,8 @@ HALTED: Final = _rejected("conflict", "the session stopped at an uncertain outco
 EXHAUSTED: Final = _rejected("limit_exceeded", "the session has no sequences left")
 FULL: Final = _rejected("limit_exceeded", "the store takes no new work now", retryable=True)
 UNSUPPORTED: Final = _rejected("unsupported_command", "the session's profile has no such command")
+DENIED: Final = _rejected("denied", "the token does not allow this")
+"""For a member of a batch: a command that came alone is refused without a receipt."""
 
 
 def _over(reply: Reply) -> Verdict:
@@ -85,7 +96,13 @@ _DECLINED: Final = {
 }
 _counters: Final = {
     name: ADMISSIONS.labels("command", name)
-    for name in ("accepted", "duplicate", "failure", *{v.error.code for v in _DECLINED.values() if v.error})
+    for name in (
+        "accepted",
+        "duplicate",
+        "failure",
+        "denied",
+        *{v.error.code for v in _DECLINED.values() if v.error},
+    )
 }
 
 
@@ -115,8 +132,14 @@ class Commands:
         and TenantLost are for :meth:`admission_svc.auth.Desk.serve` to resolve.
         """
         terms = await self.terms(visit, session_id)
-        authorize(visit.caller, "command.submit", terms.owner)
-        return await self._judge(visit, session_id, terms.contract, command, started_at)
+        permission = terms.permission(visit, command)
+        prepared = _prepare(visit, terms, command)
+        if isinstance(prepared, _Declined):
+            return await self._decline(prepared)
+        why = await self._refused()
+        if why is not None:
+            return await self._decline(_Declined(prepared.asked, why))
+        return await self._admit(prepared, self._guard(started_at, permission.expires_ms))
 
     async def submit_many(
         self, visit: Visit, session_id: str, commands: list[Command], started_at: float
@@ -126,19 +149,20 @@ class Commands:
         A failure of the store or the session is that of the whole, which is safe to repeat.
         """
         terms = await self.terms(visit, session_id)
-        authorize(visit.caller, "command.submit", terms.owner)
+        permissions = await _permissions(visit, terms, commands)
+        expires_ms = min(permission.expires_ms for permission in permissions if permission is not None)
         verdicts: list[Verdict] = []
         ready: list[_Prepared] = []
-        for command in commands:
-            prepared = _prepared(visit, session_id, terms.contract, command)
+        for command, permission in zip(commands, permissions, strict=True):
+            prepared = DENIED if permission is None else _prepared(visit, terms, command)
             if isinstance(prepared, _Prepared):
                 ready.append(prepared)
                 continue
             # What came before is admitted before this one's record is asked: members are judged in order.
-            verdicts += await self._admit_many(ready, started_at)
+            verdicts += await self._admit_many(ready, started_at, expires_ms)
             ready = []
             verdicts.append(await self._decline(prepared) if isinstance(prepared, _Declined) else prepared)
-        return verdicts + await self._admit_many(ready, started_at)
+        return verdicts + await self._admit_many(ready, started_at, expires_ms)
 
     async def terms(self, visit: Visit, session_id: str) -> SessionTerms:
         """The immutable part of a session, read once per process. NotFound where there is none or no longer.
@@ -158,22 +182,12 @@ class Commands:
         contract = await visit.handle.contracts.by_digest(record.contract)
         if contract is None:
             raise Unavailable("the contract that the session was opened with is missing")
-        terms = SessionTerms(record.owner, contract)
+        session = SessionRef(session_id, record.owner, record.profile, contract.id)
+        terms = SessionTerms(session, contract)
         self._sessions[key] = terms
         if len(self._sessions) > _SESSIONS_REMEMBERED:
             self._sessions.popitem(last=False)
         return terms
-
-    async def _judge(
-        self, visit: Visit, session_id: str, contract: Contract, command: Command, started_at: float
-    ) -> Verdict:
-        prepared = _prepare(visit, session_id, contract, command)
-        if isinstance(prepared, _Declined):
-            return await self._decline(prepared)
-        why = await self._refused()
-        if why is not None:
-            return await self._decline(_Declined(prepared.asked, why))
-        return await self._admit(prepared, self._guard(started_at))
 
     async def _decline(self, declined: _Declined) -> Verdict:
         """Refuse a command, unless its record answers it (DASP-CORE-003). Raises Unavailable where the reason
@@ -203,11 +217,13 @@ class Commands:
             self._judged, self._refusal = durability, refusal(durability)
         return self._refusal
 
-    def _guard(self, started_at: float) -> TimeGuard:
-        """The admission window of a request that began at a local instant (RT-GUARD-01, RT-TIME-01)."""
+    def _guard(self, started_at: float, expires_ms: int) -> TimeGuard:
+        """The admission window of a request that began at a local instant (RT-GUARD-01, RT-TIME-01), cut
+        where its permission ends (RT-AUTH-09).
+        """
         clock = self._runtime.clock
         started = clock.lower_ms(started_at)
-        return TimeGuard(started, min(started + ADMISSION_WINDOW_MS, clock.not_after()))
+        return TimeGuard(started, min(started + ADMISSION_WINDOW_MS, clock.not_after(), expires_ms))
 
     async def _admit(self, prepared: _Prepared, guard: TimeGuard) -> Verdict:
         asked = prepared.asked
@@ -222,14 +238,14 @@ class Commands:
             return await self._decline(_Declined(asked, refused.description or ""))
         return _verdict(reply)
 
-    async def _admit_many(self, ready: list[_Prepared], started_at: float) -> list[Verdict]:
+    async def _admit_many(self, ready: list[_Prepared], started_at: float, expires_ms: int) -> list[Verdict]:
         """Admit in one write, and each alone that one write did not decide."""
         if not ready:
             return []
         why = await self._refused()
         if why is not None:
             return [await self._decline(_Declined(prepared.asked, why)) for prepared in ready]
-        visit, guard = ready[0].asked.visit, self._guard(started_at)
+        visit, guard = ready[0].asked.visit, self._guard(started_at, expires_ms)
         news = [prepared.new for prepared in ready]
         replies = await visit.handle.store.admit_many(news, visit.revisions, guard)
         return [
@@ -286,11 +302,32 @@ class _Declined(msgspec.Struct, frozen=True):
     verdict: Verdict | None = None
 
 
-def _prepare(visit: Visit, session_id: str, contract: Contract, command: Command) -> _Prepared | _Declined:
+async def _permissions(
+    visit: Visit, terms: SessionTerms, commands: list[Command]
+) -> list[Authorization | None]:
+    """The permission of each member of a batch, None where it is denied. A batch of which nothing is allowed
+    is refused as one command is, and no denial is told under a policy that has moved.
+    """
+    permissions: list[Authorization | None] = []
+    for command in commands:
+        try:
+            permissions.append(terms.permission(visit, command))
+        except Denied as denied:
+            permissions.append(None)
+            refusal = denied
+    if not any(permissions):
+        raise refusal
+    if None in permissions:
+        await visit.handle.reads.check(visit.revisions)
+    return permissions
+
+
+def _prepare(visit: Visit, terms: SessionTerms, command: Command) -> _Prepared | _Declined:
     """The record to be, or why there will be none. Raises InvalidInput for what the profile forbids."""
     if command.written is None:
         assert command.fault is not None, "what has no canonical form has a fault"
         raise command.fault
+    session_id, contract = terms.session.session_id, terms.contract
     profile = contract.session
     assert profile is not None, "sessions are opened with profiles only"
     operation_id = command_operation_id(visit.revisions.authority, command.command_id)
@@ -305,15 +342,13 @@ def _prepare(visit: Visit, session_id: str, contract: Contract, command: Command
     candidates = tuple(sorted([peer for peer in interaction.audience.peers if peer in peers]))
     if not candidates:
         return _Declined(asked, "no eligible peer is registered")
-    return _Prepared(asked, _operation(asked, contract, interaction, candidates, command, profile.serial))
+    return _Prepared(asked, _operation(asked, terms, interaction, candidates, command, profile.serial))
 
 
-def _prepared(
-    visit: Visit, session_id: str, contract: Contract, command: Command
-) -> _Prepared | _Declined | Verdict:
+def _prepared(visit: Visit, terms: SessionTerms, command: Command) -> _Prepared | _Declined | Verdict:
     """The same for a member of a batch: what is wrong with its own input is its own receipt."""
     try:
-        return _prepare(visit, session_id, contract, command)
+        return _prepare(visit, terms, command)
     except InvalidInput as fault:
         code = "limit_exceeded" if fault.too_large else "invalid_message"
         return _rejected(code, fault.description or code)
@@ -321,7 +356,7 @@ def _prepared(
 
 def _operation(
     asked: _Asked,
-    contract: Contract,
+    terms: SessionTerms,
     interaction: Interaction,
     candidates: tuple[str, ...],
     command: Command,
@@ -329,10 +364,11 @@ def _operation(
 ) -> NewOperation:
     """The whole record to be. The first candidate in ASCII order gets the offer, and the branch its name."""
     assert command.written is not None, "judged before"
-    revisions = asked.visit.revisions
+    revisions, contract = asked.visit.revisions, terms.contract
+    principal, owner = asked.visit.caller.principal, terms.session.owner
     first = candidates[0]
     admission = Admission(
-        principal=asked.visit.caller.principal,
+        principal=principal,
         contract=contract.id,
         version=contract.version,
         digest=contract.digest,
@@ -345,6 +381,7 @@ def _operation(
         command_id=command.command_id,
         name=command.name,
         traceparent=command.traceparent,
+        session_owner="" if owner == principal else owner,
     )
     request = message_id(MessageKind.REQUEST, contract.digest, asked.operation_id, first, 1)
     return NewOperation(

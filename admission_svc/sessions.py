@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from admission_svc.auth import Visit, authorize
+from admission_svc.auth import SessionRef, Visit, authorize
 from admission_svc.messages import SessionOpen
 from shared.domain.canonical import MAX_MESSAGE_BYTES
 from shared.domain.errors import Conflict, InputFault, InvalidInput, NotFound, Unavailable, Unsupported
@@ -70,11 +70,13 @@ class Sessions:
         Raises Conflict where the id names another actor or profile, NotFound where it names a session of
         somebody else or a deleted one, Unsupported for a profile that is not registered, Unavailable.
         """
-        authorize(visit.caller, "session.open", None)
+        contract = await visit.handle.contracts.by_profile(asked.profile.id, asked.profile.version)
+        named = SessionRef(session_id, profile=asked.profile.id, contract=contract.id if contract else "")
+        # Judged on what was sent alone first: a refusal says nothing about whether the session is there.
+        permission = authorize(visit, "session.open", named)
         record = await visit.handle.reads.session(session_id, visit.revisions)
         if record is not None:
-            return _reopened(visit, record, asked)
-        contract = await visit.handle.contracts.by_profile(asked.profile.id, asked.profile.version)
+            return await _reopened(visit, record, asked)
         if contract is None or contract.session is None:
             raise Unsupported("no such session profile is registered here")
         await self._check_may_promise()
@@ -87,19 +89,20 @@ class Sessions:
             owner=visit.caller.principal,
             state=contract.session.initial,
         )
-        reply = await self._open(visit, new)
+        reply = await self._open(visit, new, permission.expires_ms)
         if reply.code is Code.OK:
             return Opened(session_id, asked, 0, created=True)
         if reply.code in (Code.DUPLICATE, Code.CONFLICT):
-            authorize(visit.caller, "session.open", reply.text(0))
-            if reply.code is Code.CONFLICT:
-                raise _other_tuple()
-            return Opened(session_id, asked, reply.number(1), created=False)
+            # Somebody was faster, or this call's own lost reply was: it is judged as the one it has become.
+            record = await visit.handle.reads.session(session_id, visit.revisions)
+            if record is None:
+                raise NotFound
+            return await _reopened(visit, record, asked)
         raise _refused(reply)
 
     async def view(self, visit: Visit, session_id: str) -> SessionRecord:
         """One coherent reading of a session: its state holds every fact through its head and none after."""
-        return self._known(visit, await visit.handle.reads.session(session_id, visit.revisions))
+        return await _known(visit, await visit.handle.reads.session(session_id, visit.revisions))
 
     async def outcome(self, visit: Visit, session_id: str, command_id: str) -> Settled | None:
         """The outcome of a command, None while it is pending. NotFound for a command that this session does
@@ -109,7 +112,7 @@ class Sessions:
         state = await visit.handle.reads.command(session_id, operation_id, visit.revisions)
         if state is None:
             raise NotFound
-        self._known(visit, state.session)
+        await _known(visit, state.session)
         if state.outcome_sequence is None:
             return None
         fact = await visit.handle.reads.fact(session_id, state.outcome_sequence)
@@ -124,7 +127,7 @@ class Sessions:
         Raises InvalidInput (``invalid_cursor``) where ``after`` is beyond the head.
         """
         page = await visit.handle.reads.page(session_id, after, limit, visit.revisions)
-        record = self._known(visit, page.session if page is not None else None)
+        record = await _known(visit, page.session if page is not None else None)
         assert page is not None, "a session that is known has a page"
         if after > record.head:
             raise InvalidInput("after", "must not be beyond the head of the session", code=InputFault.CURSOR)
@@ -159,7 +162,7 @@ class Sessions:
         record = await visit.handle.reads.session(session_id, visit.revisions)
         if record is None:
             raise NotFound
-        authorize(visit.caller, "session.close", record.owner)
+        authorize(visit, "session.close", await _ref(visit, record))
         if record.phase == "closed":
             return True
         reply = await visit.handle.store.close_session(session_id, visit.revisions)
@@ -168,12 +171,6 @@ class Sessions:
         if reply.code is Code.NOT_FOUND:
             return True
         raise _refused(reply)
-
-    def _known(self, visit: Visit, record: SessionRecord | None) -> SessionRecord:
-        if record is None or record.phase == "closed":
-            raise NotFound
-        authorize(visit.caller, "session.read", record.owner)
-        return record
 
     async def _check_may_promise(self) -> None:
         runtime = self._runtime
@@ -185,21 +182,39 @@ class Sessions:
         if why is not None:
             raise Unavailable(why)
 
-    async def _open(self, visit: Visit, new: NewSession) -> Reply:
-        """A lost reply is resolved by the identical call: it opens at most once, in the same window."""
+    async def _open(self, visit: Visit, new: NewSession, expires_ms: int) -> Reply:
+        """Open within a permission that ends at ``expires_ms`` (RT-AUTH-09).
+
+        A lost reply is resolved by the identical call: it opens at most once, in the same window.
+        """
         clock = self._runtime.clock
         started = clock.lower_ms()
-        guard = TimeGuard(started, min(started + OPENING_WINDOW_MS, clock.not_after()))
+        guard = TimeGuard(started, min(started + OPENING_WINDOW_MS, clock.not_after(), expires_ms))
         try:
             return await visit.handle.store.open_session(new, visit.revisions, guard)
         except ReplyLost:
             return await visit.handle.store.open_session(new, visit.revisions, guard)
 
 
-def _reopened(visit: Visit, record: SessionRecord, asked: SessionOpen) -> Opened:
+async def _ref(visit: Visit, record: SessionRecord) -> SessionRef:
+    """A session as permissions see it. Only a policy asks for the contract, which is named by its digest."""
+    contract = None
+    if visit.snapshot.policy.document is not None:
+        contract = await visit.handle.contracts.by_digest(record.contract)
+    return SessionRef(record.session_id, record.owner, record.profile, contract.id if contract else "")
+
+
+async def _known(visit: Visit, record: SessionRecord | None) -> SessionRecord:
+    if record is None or record.phase == "closed":
+        raise NotFound
+    authorize(visit, "session.read", await _ref(visit, record))
+    return record
+
+
+async def _reopened(visit: Visit, record: SessionRecord, asked: SessionOpen) -> Opened:
     if record.phase == "closed":
         raise NotFound
-    authorize(visit.caller, "session.open", record.owner)
+    authorize(visit, "session.open", await _ref(visit, record))
     held = record.actor, record.profile, record.profile_version
     if held != (asked.actor_id, asked.profile.id, asked.profile.version):
         raise _other_tuple()
