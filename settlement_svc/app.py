@@ -1,21 +1,25 @@
 """The two roles of a settlement process, and how it stops.
 
-*central* settles every tenant, whoever works for it. *sidecar* works for one peer of one tenant and settles
-that tenant as well: the fewer processes an outcome depends on, the sooner it is there.
+*central* settles every tenant, whoever works for it, and shares them with other central processes. *sidecar*
+works for one peer of one tenant and settles that tenant as well: the fewer processes an outcome depends on,
+the sooner it is there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import signal
 from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
+from settlement_svc.division import BEAT_S, Division
 from settlement_svc.handler import Endpoint
 from settlement_svc.health import serve_health
 from settlement_svc.settle import Settler
 from settlement_svc.sidecar import Sidecar
+from settlement_svc.turns import Turns
 from shared import telemetry
 from shared.config import OFF, SettingError, SettlementSettings
 from shared.domain.errors import LockgateError, Unavailable
@@ -23,7 +27,9 @@ from shared.domain.ids import IdKind, check
 from shared.store.registry import tenant_names
 from shared.store.runtime import Runtime, TenantHandle
 
-REFRESH_S: Final = 3.0
+_FIRST_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 4.0
+"""How often a tenant that is not there is looked for: four store commands each time."""
 _log = telemetry.logger("lockgate.settlement")
 
 
@@ -38,11 +44,17 @@ class Role(Protocol):
 
 
 class Central:
-    """Settles every registered tenant, or the one it is given."""
+    """Settles its share of the registered tenants, each in its turn, or the one tenant it is given.
+
+    For a tenant that falls to another process it keeps nothing that costs the store anything. One that is
+    given its tenant stands outside of the division: it changes nobody's share.
+    """
 
     def __init__(self, runtime: Runtime, tenant: str = "") -> None:
         self._runtime = runtime
         self._only = tenant
+        self._division = None if tenant else Division(runtime.connection)
+        self._turns = Turns()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -52,8 +64,10 @@ class Central:
                     await self._refresh()
                 except (LockgateError, OSError) as error:
                     _log.warning("the list of tenants waits", reason=str(error))
-                await _pause(stop, REFRESH_S)
+                await _pause(stop, BEAT_S)
         finally:
+            if self._division is not None:
+                await self._division.leave()
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -62,22 +76,31 @@ class Central:
         return await self._runtime.unready()
 
     async def _refresh(self) -> None:
-        names = set([self._only] if self._only else await tenant_names(self._runtime.connection))
+        names = await self._share()
         for name, task in list(self._tasks.items()):
             if task.done():
                 # Settling never ends by itself: begin again, and say what ended it.
                 _log.error(
                     "settling ended", tenant=name, exc_info=None if task.cancelled() else task.exception()
                 )
+            elif name not in names:
+                _log.info("left to others", tenant=name)
             if task.done() or name not in names:
                 self._tasks.pop(name).cancel()
         for name in names - self._tasks.keys():
             self._tasks[name] = asyncio.create_task(self._settle(name))
 
+    async def _share(self) -> set[str]:
+        if self._division is None:
+            return {self._only}
+        await self._division.beat()
+        names = await tenant_names(self._runtime.connection)
+        return {name for name in names if self._division.mine(name)}
+
     async def _settle(self, name: str) -> None:
         handle = await _tenant(self._runtime, name)
         _log.info("settling", tenant=name)
-        await Settler(self._runtime, handle).run()
+        await Settler(self._runtime, handle, self._turns).run()
 
 
 class PeerSidecar:
@@ -135,7 +158,7 @@ class PeerSidecar:
 
 async def _tenant(runtime: Runtime, name: str) -> TenantHandle:
     """Wait until a tenant's store is there: it may be created or adopted later, or the store may be away."""
-    told = ""
+    told, pause = "", _FIRST_PAUSE_S
     while True:
         try:
             return await runtime.tenant(name)
@@ -143,7 +166,8 @@ async def _tenant(runtime: Runtime, name: str) -> TenantHandle:
             if str(error) != told:
                 told = str(error)
                 _log.warning("the tenant waits", tenant=name, reason=told)
-        await asyncio.sleep(REFRESH_S / 3)
+        await asyncio.sleep(pause * random.uniform(0.75, 1.0))  # noqa: S311
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 async def _pause(stop: asyncio.Event, seconds: float) -> None:

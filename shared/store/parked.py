@@ -17,6 +17,7 @@ from shared.store.keys import Keys
 FIRST_PAUSE_MS: Final = 1_000
 LONGEST_PAUSE_MS: Final = 300_000
 _REASON_LIMIT: Final = 500
+_PAGE: Final = 128
 
 
 class ParkedItem(msgspec.Struct, frozen=True):
@@ -40,12 +41,15 @@ def next_pause_ms(tries: int) -> int:
 
 class Parked:
     """The parked items of one tenant, by their member of ``due``: an operation id or the turn
-    of a session.
+    of a session. An instance remembers which are on the list, so that deciding others costs nothing here.
     """
 
     def __init__(self, connection: Connection, tenant: str) -> None:
         self._connection = connection
         self._keys = Keys(tenant)
+        self._known: set[str] = set()
+        self._met: set[str] = set()
+        self._cursor = 0
 
     async def park(self, member: str, reason: str, now_ms: int) -> ParkedItem | None:
         """Record a failure and move the member's wake-up later; None where it is no longer due, somebody
@@ -68,6 +72,7 @@ class Parked:
             ("HSET", self._keys.parked, member, msgspec.json.encode(item)),
             ("ZADD", self._keys.due, "XX", "GT", item.next_ms, member),
         )
+        self._learn((member,))
         return item
 
     async def items(self) -> dict[str, ParkedItem]:
@@ -75,20 +80,32 @@ class Parked:
         flat = await self._connection.call("HGETALL", self._keys.parked)
         return {name.decode(): _items.decode(raw) for name, raw in zip(flat[::2], flat[1::2], strict=True)}
 
-    async def forget(self, members: Collection[str]) -> None:
-        """Take items off the list: they were decided."""
-        if members:
-            await self._connection.call("HDEL", self._keys.parked, *members)
+    async def decided(self, member: str) -> None:
+        """Take an item off the list if it is known to be on it: it was decided at last."""
+        if member in self._known:
+            self._known.discard(member)
+            await self._connection.call("HDEL", self._keys.parked, member)
 
-    async def forget_finished(self) -> frozenset[str]:
-        """Take off what is no longer due, settled by whoever it was, and give the members that stay."""
-        members = [name.decode() for name in await self._connection.call("HKEYS", self._keys.parked)]
-        if not members:
-            return frozenset()
-        scores = await self._connection.call("ZMSCORE", self._keys.due, *members)
-        finished = [member for member, score in zip(members, scores, strict=True) if score is None]
-        await self.forget(finished)
-        return frozenset(members) - frozenset(finished)
+    async def tidy(self) -> bool:
+        """Take what is no longer due, settled by whoever it was, off the next page of the list; whether that
+        was the last page.
+        """
+        cursor, flat = await self._connection.call("HSCAN", self._keys.parked, self._cursor, "COUNT", _PAGE)
+        members = [name.decode() for name in flat[::2]]
+        if members:
+            scores = await self._connection.call("ZMSCORE", self._keys.due, *members)
+            finished = [member for member, score in zip(members, scores, strict=True) if score is None]
+            if finished:
+                await self._connection.call("HDEL", self._keys.parked, *finished)
+            self._learn(frozenset(members).difference(finished))
+        self._cursor = int(cursor)
+        if self._cursor == 0:
+            self._known, self._met = self._known & self._met, set()
+        return self._cursor == 0
+
+    def _learn(self, members: Collection[str]) -> None:
+        self._known.update(members)
+        self._met.update(members)
 
     async def _all(self, *commands: tuple[bytes | str | int, ...]) -> list[object]:
         replies = await self._connection.pipeline(*commands)

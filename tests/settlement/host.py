@@ -97,11 +97,18 @@ class Host:
     async def create(cls, url: str, terms: Contract, peers: tuple[str, ...] = (PEER,)) -> AsyncIterator[Host]:
         async with Runtime(url) as runtime:
             await runtime.refresh()
-            await registry.create_tenant(runtime.connection, TENANT)
-            for peer in peers:
-                await registry.register_peer(runtime.connection, TENANT, PeerRecord(peer))
-            await Contracts(TENANT, runtime.connection).register(terms)
-            yield cls(url, runtime, await runtime.tenant(TENANT), terms)
+            yield await cls.furnish(url, runtime, TENANT, terms, peers)
+
+    @classmethod
+    async def furnish(
+        cls, url: str, runtime: Runtime, tenant: str, terms: Contract, peers: tuple[str, ...] = (PEER,)
+    ) -> Host:
+        """Create one tenant more, seen from the same process."""
+        await registry.create_tenant(runtime.connection, tenant)
+        for peer in peers:
+            await registry.register_peer(runtime.connection, tenant, PeerRecord(peer))
+        await Contracts(tenant, runtime.connection).register(terms)
+        return cls(url, runtime, await runtime.tenant(tenant), terms)
 
     @contextlib.asynccontextmanager
     async def join(self, url: str) -> AsyncIterator[Host]:
