@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 import lua
-from admission_svc.auth import Desk, Visit
+from admission_svc.auth import Desk, Visit, may_open
 from admission_svc.http import LONGEST_WAIT_S, Call, Reply
 from admission_svc.live import Waits
 from admission_svc.messages import (
@@ -49,6 +49,7 @@ def _limits() -> Limits:
         batch_commands=MAX_BATCH,
         wait_seconds=LONGEST_WAIT_S,
         cursors_per_session=CLIENTS_PER_SESSION,
+        tenant=None,
     )
 
 
@@ -84,14 +85,19 @@ class HostRoutes:
             source=source(visit.tenant, visit.revisions.authority),
             core="draft-01",
             durability=msgspec.convert(durability.published(), Durability),
-            limits=LIMITS,
+            limits=msgspec.structs.replace(LIMITS, tenant=visit.snapshot.limits),
+            usage=await visit.handle.reads.usage(visit.revisions) if visit.caller.operator else None,
             capabilities=Capabilities(
                 result_fencing=True,
                 effect_fencing=False,
                 workflow=False,
                 memory=durability.boundary is Boundary.VOLATILE,
             ),
-            profiles=[_offer(contract) for contract in contracts if contract.session is not None],
+            profiles=[
+                _offer(contract)
+                for contract in contracts
+                if contract.session is not None and may_open(visit, contract.session.id, contract.id)
+            ],
         )
 
     async def health(self, _call: Call) -> Reply:

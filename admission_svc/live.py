@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, Generic, Literal, Self, TypeVar
 
 from admission_svc.auth import Desk, Visit
 from admission_svc.http import Disconnected, Header, Receive, Send
 from admission_svc.sessions import Replay, Sessions, Settled
 from shared.domain.errors import Expired, InvalidInput, LockgateError, Unavailable
 from shared.domain.ids import command_operation_id, safe_integer
+from shared.domain.limits import Exceeded
 from shared.store.runtime import Runtime
 from shared.store.wake import Watcher, operation_topic, session_topic
-from shared.telemetry import STREAMS
+from shared.telemetry import LIMITED, STREAMS
 
 HEARTBEAT_S: Final = 15.0
 RECHECK_S: Final = 5.0
@@ -37,6 +40,15 @@ STREAM_HEADERS: Final[tuple[Header, ...]] = (
     (b"x-accel-buffering", b"no"),
 )
 T = TypeVar("T")
+Kind = Literal["streams", "waiters"]
+
+
+@dataclass(frozen=True, slots=True)
+class Waited(Generic[T]):
+    """What was found, and the seconds of waiting that were offered for it; None where there was none."""
+
+    found: T
+    wait_s: int | None
 
 
 class Waits:
@@ -46,6 +58,7 @@ class Waits:
         self.draining = False
         self._runtime = runtime
         self._watchers: set[Watcher] = set()
+        self._live: Counter[tuple[str, Kind]] = Counter()
 
     def drain(self) -> None:
         """Let every present wait end with what it has, and every later one at once."""
@@ -53,23 +66,36 @@ class Waits:
         for watcher in self._watchers:
             watcher.hint()
 
-    def watch(self, tenant: str, topics: Iterable[str], receive: Receive) -> Wait:
-        """A wait of one request; it also ends when the client leaves."""
-        return Wait(self, self._runtime.wake.watch(tenant, topics), receive)
+    def watch(self, visit: Visit, kind: Kind, topic: str, receive: Receive) -> Wait:
+        """A wait of one request; it also ends when the client leaves. It counts from when it is entered."""
+        return Wait(self, self._runtime.wake.watch(visit.tenant, (topic,)), (visit.tenant, kind), receive)
 
-    def add(self, watcher: Watcher) -> None:
+    def full(self, visit: Visit, kind: Kind) -> bool:
+        """Whether the tenant has as many of a kind in this process as its limits allow."""
+        limits = visit.snapshot.limits
+        if limits is not None and self._live[visit.tenant, kind] < getattr(limits, kind):
+            return False
+        LIMITED.labels(kind).inc()
+        return True
+
+    def add(self, watcher: Watcher, counted: tuple[str, Kind]) -> None:
         self._watchers.add(watcher)
+        self._live[counted] += 1
 
-    def discard(self, watcher: Watcher) -> None:
+    def discard(self, watcher: Watcher, counted: tuple[str, Kind]) -> None:
         self._watchers.discard(watcher)
+        self._live[counted] -= 1
+        if not self._live[counted]:
+            del self._live[counted]
 
 
 class Wait:
     """One request that waits. The listener for its client's leaving is the only reader of ``receive``."""
 
-    def __init__(self, waits: Waits, watcher: Watcher, receive: Receive) -> None:
+    def __init__(self, waits: Waits, watcher: Watcher, counted: tuple[str, Kind], receive: Receive) -> None:
         self._waits = waits
         self._watcher = watcher
+        self._counted = counted
         self._receive = receive
         self._listener: asyncio.Task[None] | None = None
         self.gone = False
@@ -90,14 +116,14 @@ class Wait:
 
     async def __aenter__(self) -> Self:
         await self._watcher.__aenter__()
-        self._waits.add(self._watcher)
+        self._waits.add(self._watcher, self._counted)
         self._listener = asyncio.get_running_loop().create_task(self._listen())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._waits.discard(self._watcher)
+        self._waits.discard(self._watcher, self._counted)
         await self._watcher.__aexit__(kind, error, trace)
         if self._listener is not None:
             self._listener.cancel()
@@ -115,8 +141,8 @@ class Live:
         self._sessions = sessions
 
     async def outcome(
-        self, header: bytes | None, session_id: str, command_id: str, wait_s: int, receive: Receive
-    ) -> Settled | None:
+        self, header: bytes | None, session_id: str, command_id: str, wait_s: int | None, receive: Receive
+    ) -> Waited[Settled | None]:
         """A command's outcome, waited for up to ``wait_s`` seconds; None where it is pending still."""
 
         async def look(visit: Visit) -> Settled | None:
@@ -124,13 +150,17 @@ class Live:
 
         visit = await self._desk.visit(header)
         topic = operation_topic(command_operation_id(visit.revisions.authority, command_id))
-        return await self._until(
-            header, look, lambda found: found is not None, visit.tenant, topic, wait_s, receive
-        )
+        return await self._until(header, look, lambda found: found is not None, visit, topic, wait_s, receive)
 
     async def page(
-        self, header: bytes | None, session_id: str, after: int, limit: int, wait_s: int, receive: Receive
-    ) -> Replay:
+        self,
+        header: bytes | None,
+        session_id: str,
+        after: int,
+        limit: int,
+        wait_s: int | None,
+        receive: Receive,
+    ) -> Waited[Replay]:
         """A page of updates, waited for up to ``wait_s`` seconds while there are none."""
 
         async def look(visit: Visit) -> Replay:
@@ -139,7 +169,7 @@ class Live:
         visit = await self._desk.visit(header)
         topic = session_topic(session_id)
         return await self._until(
-            header, look, lambda found: bool(found.events), visit.tenant, topic, wait_s, receive
+            header, look, lambda found: bool(found.events), visit, topic, wait_s, receive
         )
 
     async def _until(
@@ -147,22 +177,25 @@ class Live:
         header: bytes | None,
         look: Callable[[Visit], Awaitable[T]],
         enough: Callable[[T], bool],
-        tenant: str,
+        visit: Visit,
         topic: str,
-        wait_s: int,
+        wait_s: int | None,
         receive: Receive,
-    ) -> T:
+    ) -> Waited[T]:
         found = await self._desk.serve(header, look)
-        if enough(found) or wait_s <= 0 or self.waits.draining:
-            return found
+        if enough(found) or not wait_s or self.waits.draining:
+            return Waited(found, wait_s)
+        if self.waits.full(visit, "waiters"):
+            # A preference may be left alone: reads go on at a limit, they only do not wait.
+            return Waited(found, None)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
-        async with self.waits.watch(tenant, (topic,), receive) as wait:
+        async with self.waits.watch(visit, "waiters", topic, receive) as wait:
             while True:
                 found = await self._desk.serve(header, look)
                 left = deadline - loop.time()
                 if enough(found) or left <= 0 or self.waits.draining:
-                    return found
+                    return Waited(found, wait_s)
                 await wait.next(left)
                 if wait.gone:
                     raise Disconnected
@@ -181,9 +214,12 @@ class Live:
         async def recheck() -> None:
             await self._desk.serve(header, lambda now: self._sessions.view(now, session_id))
 
-        wait = self.waits.watch(visit.tenant, (session_topic(session_id),), receive)
+        first = await read(after)
+        if self.waits.full(visit, "streams"):
+            raise Exceeded.of("streams", 0).unavailable()
+        wait = self.waits.watch(visit, "streams", session_topic(session_id), receive)
         prefix = visit.revisions.authority[:8] + "-"
-        return UpdateStream(session_id, prefix, await read(after), read, recheck, wait)
+        return UpdateStream(session_id, prefix, first, read, recheck, wait)
 
     async def resume_at(self, header: bytes | None, last_event_id: bytes) -> int:
         """The cursor in a ``Last-Event-ID``: ``<authority8>-<sequence>`` or a plain integer.

@@ -14,6 +14,7 @@ import msgspec
 from shared.domain.canonical import Document
 from shared.domain.errors import InputFault, InvalidInput
 from shared.domain.ids import MAX_SAFE, IdKind, check, check_uri, safe_integer
+from shared.domain.limits import TenantLimits, TenantUsage
 from shared.domain.records import CommandError
 from shared.domain.shape import array, at, members, text
 
@@ -262,7 +263,10 @@ class ProfileOffer(Closed, frozen=True, rename="camel"):
 
 
 class Limits(Closed, frozen=True, rename="camel"):
-    """What one request, fact or session may hold; durations in seconds, sizes in UTF-8 bytes."""
+    """What one request, fact or session may hold; durations in seconds, sizes in UTF-8 bytes.
+
+    ``tenant``: what the tenant as a whole may use; null where that cannot be read, which refuses new work.
+    """
 
     message_bytes: int
     update_bytes: int
@@ -273,6 +277,7 @@ class Limits(Closed, frozen=True, rename="camel"):
     batch_commands: int
     wait_seconds: int
     cursors_per_session: int
+    tenant: TenantLimits | None
 
 
 class Durability(Closed, frozen=True, rename="camel"):
@@ -295,7 +300,10 @@ class Capabilities(Closed, frozen=True, rename="camel"):
 
 
 class Authority(Closed, frozen=True):
-    """The host authority behind a token: its stable identity, limits and what it promises."""
+    """The host authority behind a token: its stable identity, limits and what it promises.
+
+    ``usage`` is what the tenant keeps now, for its operators; null for everybody else.
+    """
 
     tenant: str
     authority: str
@@ -303,6 +311,7 @@ class Authority(Closed, frozen=True):
     core: Literal["draft-01"]
     durability: Durability
     limits: Limits
+    usage: TenantUsage | None
     capabilities: Capabilities
     profiles: list[ProfileOffer]
 

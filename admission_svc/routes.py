@@ -131,8 +131,8 @@ class SessionRoutes:
         wait_s: int,
     ) -> Reply:
         """A receipt that was held for the outcome, as it stands when the wait is over."""
-        settled = await self._live.outcome(header, session_id, command_id, wait_s, call.receive)
-        outcome = _outcome(session_id, command_id, settled)
+        waited = await self._live.outcome(header, session_id, command_id, wait_s, call.receive)
+        outcome = _outcome(session_id, command_id, waited.found)
         body = WaitedReceipt(
             session_id,
             command_id,
@@ -144,7 +144,7 @@ class SessionRoutes:
             outcome.outcome,
         )
         reply = _receipt_reply(session_id, command_id, verdict)
-        return Reply(reply.status, encode(body), (*reply.headers, *applied(wait_s)))
+        return Reply(reply.status, encode(body), (*reply.headers, *applied(waited.wait_s)))
 
     async def submit_batch(self, call: Call) -> Reply:
         """POST commands:batch."""
@@ -168,10 +168,10 @@ class SessionRoutes:
         """GET command."""
         session_id, command_id, wait_s = call.session_id(), call.command_id(), call.wait_s()
         call.parameters()
-        settled = await self._live.outcome(
-            call.header(b"authorization"), session_id, command_id, wait_s or 0, call.receive
+        waited = await self._live.outcome(
+            call.header(b"authorization"), session_id, command_id, wait_s, call.receive
         )
-        return Reply(200, encode(_outcome(session_id, command_id, settled)), applied(wait_s))
+        return Reply(200, encode(_outcome(session_id, command_id, waited.found)), applied(waited.wait_s))
 
     async def updates(self, call: Call) -> Reply | Stream:
         """GET updates: a page, or a stream where it is accepted."""
@@ -180,9 +180,8 @@ class SessionRoutes:
         limit = integer_parameter(given.get("limit", str(MAX_PAGE)), "limit", 1, MAX_PAGE)
         after = await self._after(header, session_id, given)
         if not wants_stream(call.headers):
-            wait_s = call.wait_s()
-            replay = await self._live.page(header, session_id, after, limit, wait_s or 0, call.receive)
-            return Reply(200, _page(session_id, replay), applied(wait_s))
+            waited = await self._live.page(header, session_id, after, limit, call.wait_s(), call.receive)
+            return Reply(200, _page(session_id, waited.found), applied(waited.wait_s))
         last_event_id = call.header(b"last-event-id")
         if last_event_id:
             after = await self._live.resume_at(header, last_event_id)

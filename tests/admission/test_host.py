@@ -6,10 +6,12 @@ import re
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import redis
 from jsonschema_rs import Draft202012Validator
 
+from shared.domain.limits import TenantLimits
 from shared.store.embedded import EmbeddedStore
 from shared.store.inspection import Boundary
 from tests.admission.house import COUNTER, NOTES, Client, House, house
@@ -66,6 +68,7 @@ async def test_the_authority_publishes_the_limits_that_hold(alice: Client) -> No
         "batchCommands": 100,
         "waitSeconds": 30,
         "cursorsPerSession": 1_000,
+        "tenant": msgspec.to_builtins(TenantLimits()),
     }
 
 

@@ -28,14 +28,14 @@ LIMIT_S: Final = 120.0
 _SCRIPTS: Final = "tests/scripts"
 _EVERY: Final = (
     *("entry", "admit", "claim", "lease", "answer", "assertions", "replace", "effects", "turn", "session"),
-    *("registry", "epoch", "provider", "races"),
+    *("quotas", "registry", "epoch", "provider", "races"),
 )
 _FIRST: Final[dict[str, tuple[str, ...]]] = {
-    "admit.lua": ("admit", "entry"),
+    "admit.lua": ("admit", "quotas", "entry"),
     "lookup.lua": ("admit", "session", "entry"),
     "epoch.lua": ("epoch", "entry"),
     "registry.lua": ("registry",),
-    "session_open.lua": ("session", "entry"),
+    "session_open.lua": ("session", "quotas", "entry"),
     "lease.lua": ("lease", "claim", "answer", "entry"),
     "lease.lua claim": ("claim", "entry"),
     "lease.lua answer": ("answer", "lease", "entry"),
@@ -46,6 +46,7 @@ _FIRST: Final[dict[str, tuple[str, ...]]] = {
     "include/window.lua": ("entry", "admit", "replace"),
     "include/recorded.lua": ("admit", "session"),
     "include/server.lua": ("epoch", "entry"),
+    "include/charge.lua": ("quotas",),
     "include/branch.lua": ("assertions",),
 }
 
