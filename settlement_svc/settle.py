@@ -21,6 +21,7 @@ from settlement_svc.rights import rights_of
 from settlement_svc.sessions import Sessions
 from settlement_svc.terms import terms_of
 from settlement_svc.turns import SIDE_BY_SIDE, Turns
+from settlement_svc.usage import UsageGauges
 from shared import telemetry
 from shared.domain.decide import Change, Event, Rights, Terms, apply
 from shared.domain.errors import LockgateError, Unavailable
@@ -62,6 +63,7 @@ class Settler:
         self._handle = handle
         self.turns: Final = turns or Turns()
         self._parked = Parked(runtime.connection, handle.tenant)
+        self._usage = UsageGauges(runtime.connection, handle.tenant)
         self._next_tidy = 0.0
         self._resting = Resting()
         self._told = ""
@@ -179,6 +181,7 @@ class Settler:
                         await asyncio.sleep(random.uniform(0.005, 0.025))  # noqa: S311
         finally:
             BACKLOG.saw(self._handle.tenant, 0, 0)
+            self._usage.forget()
 
     async def _look(self) -> float:
         pause = random.uniform(0.5, 1.0)  # noqa: S311
@@ -228,10 +231,11 @@ class Settler:
         return max(0.0, min([QUIET_S if quiet else IDLE_S, *waits]))
 
     async def _tidy(self) -> None:
-        """Now and then take one page of what was parked and settled elsewhere off the list."""
+        """Now and then show what is used, and take a page of what was settled elsewhere off the parked list."""
         now = asyncio.get_running_loop().time()
         if now < self._next_tidy:
             return
+        await self._usage.refresh()
         if await self._parked.tidy():
             self._next_tidy = now + _TIDY_S
 

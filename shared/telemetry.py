@@ -7,8 +7,8 @@ Log lines carry ids and codes, never payloads, tokens or other secrets. Metric l
 from __future__ import annotations
 
 import logging
-import re
 import sys
+import threading
 from collections.abc import MutableMapping
 from types import TracebackType
 from typing import Any, Final, Self
@@ -24,6 +24,7 @@ from prometheus_client import (
 )
 
 from shared.config import OFF, StoreSettings
+from shared.plain import Plain
 
 METRICS_CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -53,6 +54,8 @@ ADMISSIONS: Final = Counter(
     ("family", "result"),
 )
 LIMITED: Final = Counter("lockgate_limited", "Requests refused or shortened by a tenant's limit", ("limit",))
+TENANT_USAGE: Final = Gauge("lockgate_tenant_usage", "What a tenant keeps, by limit", ("tenant", "limit"))
+TENANT_LIMIT: Final = Gauge("lockgate_tenant_limit", "What a tenant may keep, by limit", ("tenant", "limit"))
 STALE_SNAPSHOTS: Final = Counter(
     "lockgate_stale_snapshots", "Decisions repeated because a revision had moved", ("service",)
 )
@@ -70,8 +73,6 @@ PARKED: Final = Counter("lockgate_parked", "Operations set aside because decidin
 DUE: Final = Gauge("lockgate_due", "Items of all its tenants that were due when this process last looked")
 DUE_SECONDS: Final = Gauge("lockgate_due_oldest_seconds", "How long the oldest of them has been due")
 
-_TOKEN: Final = re.compile(r"lg1\.([a-z0-9-]{1,63})\.[0-9a-f]{8}\.([0-9a-f]{16})\.[A-Za-z0-9_-]+")
-_URL_LOGIN: Final = re.compile(r"(\b[a-z]+://)[^/@\s]*@")
 _LEVELS: Final = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -80,16 +81,25 @@ _LEVELS: Final = {
 }
 
 
-def _redact(text: str) -> str:
-    return _URL_LOGIN.sub(r"\1***@", _TOKEN.sub(r"lg1.\1.***.\2.***", text))
+_SEVERAL_LINES: Final = frozenset({"exception", "stack", "stack_info"})
 
 
-def _redacted(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """The last guard: whatever text reaches a log line, a token's secret or a store password does not."""
-    for key, value in event.items():
-        if isinstance(value, str):
-            event[key] = _redact(value)
-    return event
+def _cleaner(plain: Plain) -> structlog.types.Processor:
+    """The last guard: whatever reaches a log line, from whichever library, is plain text without secrets."""
+
+    def clean(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        cleaned: dict[str, Any] = {}
+        for key, value in event.items():
+            if key.startswith("_"):
+                # The formatter's own, taken out again before anything is written.
+                cleaned[key] = value
+            elif key in _SEVERAL_LINES:
+                cleaned[key] = plain.lines(str(value))
+            else:
+                cleaned[plain.text(key)] = plain.value(value)
+        return cleaned
+
+    return clean
 
 
 def configure_logs(settings: StoreSettings, service: str) -> None:
@@ -99,7 +109,7 @@ def configure_logs(settings: StoreSettings, service: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         lambda _logger, _method, event: {"service": service, **event},
         structlog.processors.format_exc_info,
-        _redacted,
+        _cleaner(Plain((settings.redis_url, getattr(settings, "handler_url", "")))),
     ]
     written: structlog.types.Processor = (
         structlog.processors.JSONRenderer()
@@ -129,6 +139,33 @@ def configure_logs(settings: StoreSettings, service: str) -> None:
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).setLevel(max(logging.WARNING, _LEVELS[settings.log_level]))
     logging.getLogger("uvicorn").propagate = True
+    _log_what_would_be_printed()
+
+
+def _log_what_would_be_printed() -> None:
+    """Python prints what nobody catches, with all that is in it: it goes the way of every other line."""
+    log = logging.getLogger("lockgate")
+
+    def crashed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            sys.__excepthook__(kind, error, trace)
+        else:
+            log.critical("crashed", exc_info=(kind, error, trace))
+
+    def thread_crashed(failed: threading.ExceptHookArgs) -> None:
+        if failed.exc_value is not None:
+            crashed(failed.exc_type, failed.exc_value, failed.exc_traceback)
+
+    def ignored(failed: sys.UnraisableHookArgs) -> None:
+        if failed.exc_value is not None:
+            crashed(failed.exc_type, failed.exc_value, failed.exc_traceback)
+
+    sys.excepthook = crashed
+    threading.excepthook = thread_crashed
+    sys.unraisablehook = ignored
+    logging.captureWarnings(capture=True)
+    # A line that cannot be formatted is lost rather than printed raw.
+    logging.raiseExceptions = False
 
 
 def logger(name: str) -> Any:

@@ -17,8 +17,8 @@ from tests.admission.looking import streaming
 from tests.support.polling import wait_until
 
 
-async def limit(door: House, tenant: str = "acme", **changes: int) -> None:
-    await set_limits(door.admin, tenant, TenantLimits(**changes))
+async def limit(door: House, **changes: int) -> None:
+    await set_limits(door.admin, "acme", TenantLimits(**changes))
 
 
 @pytest.fixture

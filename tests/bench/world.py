@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.domain.contract import Contract, parse_bundle
+from shared.domain.limits import TenantLimits
 from shared.store import registry
 from shared.store.connection import Connection
 from shared.store.contracts import Contracts
@@ -110,6 +111,9 @@ class System:
     async def _set_up(self) -> str:
         async with Connection(self.store.url) as connection:
             await registry.create_tenant(connection, TENANT)
+            # What is measured is the work, not the limit of a tenant that asks as fast as it can.
+            limits = TenantLimits(admissions_per_second=1_000_000, burst=1_000_000)
+            await registry.set_limits(connection, TENANT, limits)
             await Contracts(TENANT, connection).register(contract())
             await registry.register_peer(connection, TENANT, PeerRecord(PEER))
             token = await registry.create_token(connection, TENANT, "alice", ["caller"])
