@@ -29,7 +29,7 @@ from shared.store.runtime import Runtime, TenantHandle
 
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 4.0
-"""How often a tenant that is not there is looked for: four store commands each time."""
+"""The longest pause between two looks for a tenant that is not there: four store commands each."""
 _log = telemetry.logger("lockgate.settlement")
 
 

@@ -8,6 +8,7 @@ settle one tenant for a while, after a pause, a jump of the clock or a lost hear
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 from collections.abc import Collection
@@ -22,6 +23,8 @@ BEAT_S: Final = 2.0
 """How often a process tells of itself and looks who else does."""
 GONE_MS: Final = 6_500
 """How long after its last beat a process counts: three beats, so that its tenants move within ten seconds."""
+_REFUSED_S: Final = 60.0
+"""How often a registry that is refused is asked for again."""
 _log = telemetry.logger("lockgate.division")
 
 
@@ -40,6 +43,7 @@ class Division:
         self._settlers = Settlers(connection)
         self._members: frozenset[str] = frozenset()
         self._told = ""
+        self._next_beat = 0.0
 
     async def beat(self) -> None:
         """Tell of this process and see who else is there.
@@ -47,15 +51,20 @@ class Division:
         Raises nothing: where the store is away the last division holds, and where it refuses (a user without
         the right, no memory) nobody else counts on this process, which therefore counts on nobody.
         """
+        now = asyncio.get_running_loop().time()
+        if now < self._next_beat:
+            return
         try:
             members = await self._settlers.beat(self.member, GONE_MS)
         except ReplyError as refused:
             self._tell(f"the store refuses it ({refused.code})")
             members = frozenset()
+            if refused.code == "NOPERM":
+                self._next_beat = now + _REFUSED_S
         except (Unavailable, OSError):
             return
         else:
-            self._told = ""
+            self._told, self._next_beat = "", 0.0
         if members != self._members:
             _log.info("divided", member=self.member, members=len(members))
         self._members = members
@@ -66,6 +75,8 @@ class Division:
 
     async def leave(self) -> None:
         """Stop counting: the others take over at their next beat. Where the store is away they notice."""
+        if self._next_beat:
+            return
         try:
             await self._settlers.leave(self.member)
         except (Unavailable, OSError) as error:
