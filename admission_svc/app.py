@@ -16,6 +16,7 @@ from typing import Any, Final
 from starlette.routing import Route, Router
 
 from admission_svc import openapi
+from admission_svc.administration import Administration, administration_operations
 from admission_svc.auth import Desk
 from admission_svc.commands import Commands
 from admission_svc.host import HostRoutes
@@ -77,6 +78,7 @@ class Door:
         with_metrics = settings.metrics_port == settings.port != 0
         self.operations = [
             *_session_operations(session_routes),
+            *administration_operations(Administration(runtime, desk)),
             *_host_operations(host_routes, metrics=with_metrics),
             Operation("GET", "/openapi.json", self._describe, "This description", {200: None}, token=False),
         ]

@@ -95,6 +95,12 @@ def authorize(
     raise Denied("the token does not allow this")
 
 
+def may_open(visit: Visit, profile: str, contract: str) -> bool:
+    """Whether the caller may open sessions of a profile under any ids at all. Raises Unavailable."""
+    caller = visit.caller
+    return "caller" in caller.roles and visit.snapshot.policy.offers(caller.principal, profile, contract)
+
+
 def _readable(visit: Visit, refused: Action, session: SessionRef, now_ms: int) -> bool:
     return refused != "session.read" and _verdict(visit, "session.read", session, "", now_ms) is not None
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import getpass
+import os
+import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -250,3 +253,12 @@ def _refused_by_store(error: ReplyError) -> str:
         "MISCONF": "it cannot write to its disk; see its log",
     }.get(error.code, error.message[:200] or "see its log")
     return f"the store refused a command ({error.code}): {advice}"
+
+
+def who() -> str:
+    """Who runs this command, as one printable word for the audit note."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return re.sub(r"[^A-Za-z0-9._@-]", "_", user)[:64]

@@ -13,6 +13,7 @@ from shared.cli.base import REFUSED
 from shared.cli.catalog import contract, peer
 from shared.cli.doctor import doctor
 from shared.cli.looking import inspect_group, list_group
+from shared.cli.policy import policy
 from shared.cli.services import ADMISSION, SETTLEMENT
 from shared.cli.tenants import clock, tenant
 from shared.cli.tokens import token
@@ -48,6 +49,7 @@ for command in (
     token,
     contract,
     peer,
+    policy,
     clock,
     doctor,
     inspect_group,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import os
-import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +21,7 @@ from shared.cli.base import (
     redis_url_option,
     run,
     tenant_option,
+    who,
 )
 from shared.cli.limits import kept_facts, tenant_limits
 from shared.domain.limits import TenantLimits, TenantUsage
@@ -230,19 +228,10 @@ def clock_accept(all_tenants: bool, yes: bool, tenant: str | None, redis_url: st
                 f"The store says {instant(now)}, {abs(away)} ms {'ahead of' if away > 0 else 'behind'} "
                 f"this machine. Accept that for {', '.join(names)}?",
             )
-            return [(name, await registry.accept_clock(connection, name, _who())) for name in names]
+            return [(name, await registry.accept_clock(connection, name, who())) for name in names]
 
     for name, accepted in run(work()):
         click.echo(f"tenant {name}: the store's time {instant(accepted)} is accepted")
-
-
-def _who() -> str:
-    """Who runs this command, as one printable word for the audit note."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    return re.sub(r"[^A-Za-z0-9._@-]", "_", user)[:64]
 
 
 def _ask(yes: bool, question: str) -> None:

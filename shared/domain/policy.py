@@ -132,7 +132,7 @@ class Policy:
             own = asked.owner in ("", asked.principal) or asked.action in WORK
             return Authorization(own, self.revision, now_ms + DEFAULT_TTL_MS)
         if not self._readable:
-            raise Unavailable("the tenant's policy cannot be read; an operator must apply it again")
+            raise _unreadable()
         key = (
             asked.principal,
             asked.action,
@@ -151,6 +151,25 @@ class Policy:
             verdict = self._verdicts[key] = _judged(self._rules, asked)
         return Authorization(verdict[0], self.revision, now_ms + verdict[1])
 
+    def offers(self, principal: str, profile: str, contract: str) -> bool:
+        """Whether a principal may open some session of a profile, whatever ids it may choose from."""
+        if self._rules is None:
+            return True
+        if not self._readable:
+            raise _unreadable()
+        asked = AuthorizationInput(principal, "session.open", profile=profile, contract=contract)
+        for rule in self._rules:
+            if asked.action in rule.actions and _covers(rule, asked, any_session=True):
+                if rule.allow:
+                    return True
+                if rule.sessions is None:
+                    return False
+        return False
+
+
+def _unreadable() -> Unavailable:
+    return Unavailable("the tenant's policy cannot be read; an operator must apply it again")
+
 
 def _judged(rules: tuple[Rule, ...], asked: AuthorizationInput) -> tuple[bool, int]:
     """Allowed or not, and for how long (ms)."""
@@ -163,11 +182,11 @@ def _judged(rules: tuple[Rule, ...], asked: AuthorizationInput) -> tuple[bool, i
     return asked.action in _ROLE_SUFFICES, DEFAULT_TTL_MS
 
 
-def _covers(rule: Rule, asked: AuthorizationInput) -> bool:
+def _covers(rule: Rule, asked: AuthorizationInput, *, any_session: bool = False) -> bool:
     if not rule.principals.cover(asked.principal):
         return False
     if rule.sessions is not None:
-        if not rule.sessions.cover(asked.session_id):
+        if not any_session and not rule.sessions.cover(asked.session_id):
             return False
     elif rule.allow and asked.owner not in ("", asked.principal):
         return False

@@ -40,33 +40,55 @@ class Applied(msgspec.Struct, frozen=True):
 
 
 async def apply_policy(
-    connection: Connection, tenant: str, document: PolicyDocument, by: str, expected: str = ""
+    connection: Connection,
+    tenant: str,
+    document: PolicyDocument,
+    by: str,
+    *,
+    expected: str = "",
+    authority: str = "",
 ) -> Applied:
     """Make ``document`` the tenant's policy from its next decision on; the same one again changes nothing.
 
     Raises Conflict where ``expected`` is not the present revision: somebody else changed the policy, or
-    revoked a token, meanwhile. Raises TenantLost where the tenant's store is gone.
+    revoked a token, meanwhile. Raises TenantLost where the tenant's store is gone, or is not ``authority``'s.
     """
-    key = Keys(tenant).policy
     reply = await change_registry(
-        connection, tenant, key, "put", FIELD, document.text, moves="policy_rev", expected=expected, by=by
+        connection,
+        tenant,
+        Keys(tenant).policy,
+        "put",
+        FIELD,
+        document.text,
+        moves="policy_rev",
+        expected=expected,
+        by=by,
+        authority=authority,
     )
     if reply.code is Code.CONFLICT:
-        raise Conflict(f"the policy revision is {reply.text(0)}, not the expected one; look at it again")
+        raise other_revision()
     return Applied(reply.text(0), reply.code is Code.OK)
 
 
-async def show_policy(connection: Connection, tenant: str) -> AppliedPolicy:
-    """The stored policy with its revision. Raises TenantLost where the tenant's store is gone."""
+def other_revision() -> Conflict:
+    """The refusal of a change that builds on a revision which is not the present one."""
+    return Conflict("the policy revision is not the expected one: look at the policy, then apply it again")
+
+
+async def show_policy(connection: Connection, tenant: str, authority: str = "") -> AppliedPolicy:
+    """The stored policy with its revision. Raises TenantLost where the tenant's store is gone, or is not
+    ``authority``'s.
+    """
     k = Keys(tenant)
-    registered = await authority_of(connection, tenant)
+    known = authority or await authority_of(connection, tenant)
+    # The document is read after its revision: at worst it is newer than what is said of it.
     meta, row = unrefused(
         await connection.pipeline(
             ("HMGET", k.meta, "authority", "policy_rev"),
             ("HMGET", k.policy, FIELD, "appliedAtMs", "appliedBy"),
         )
     )
-    if meta[0] is None or meta[0].decode() != registered:
+    if meta[0] is None or meta[0].decode() != known:
         raise TenantLost(f"tenant {tenant} is unknown or lost")
     document, at, by = row
     return AppliedPolicy(meta[1].decode(), document, int(at or 0), by.decode() if by else "")

@@ -39,15 +39,19 @@ async def change_registry(
     moves: Counter = "",
     expected: str = "",
     by: str = "",
+    authority: str = "",
 ) -> Reply:
     """Change one ``field`` of the hash ``key`` in one step: OK or DUPLICATE with the revision, CONFLICT or
     NOT_FOUND.
 
     A move of the policy revision wakes whoever waits, so that it is judged anew at once. ``expected`` is the
-    revision that the change builds on, "" for any; ``by`` is who is noted beside it. Repeat the identical
-    call after a lost reply. Raises TenantLost, writing nothing, where the store is not the tenant's own.
+    revision that the change builds on, "" for any; ``by`` is who is noted beside it; ``authority`` is the one
+    it was decided under, "" for the registered one. Repeat the identical call after a lost reply.
+
+    Raises TenantLost, writing nothing, where the store is not the tenant's own.
     """
-    args = (await authority_of(connection, tenant), moves, mode, field, value, expected, _WAKES[moves], by)
+    known = authority or await authority_of(connection, tenant)
+    args = (known, moves, mode, field, value, expected, _WAKES[moves], by)
     raw = await evalsha(connection, lua.load("registry"), [Keys(tenant).meta, key], args)
     reply = Reply.of(raw)
     if reply.code is Code.AUTHORITY_LOST:
