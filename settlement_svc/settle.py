@@ -231,7 +231,7 @@ class Settler:
         return max(0.0, min([QUIET_S if quiet else IDLE_S, *waits]))
 
     async def _tidy(self) -> None:
-        """Now and then show what is used, and take a page of what was settled elsewhere off the parked list."""
+        """Now and then show what is used, and take what was settled elsewhere off a page of the parked."""
         now = asyncio.get_running_loop().time()
         if now < self._next_tidy:
             return

@@ -146,6 +146,15 @@ async def test_sessions_are_counted_too(world: World, field: str) -> None:
         assert (await world.open("s1")).code is Code.DUPLICATE
 
 
+async def test_a_limit_refuses_only_what_adds_to_it(world: World) -> None:
+    await world.open()
+    await world.admit(command(world, "c1"))
+    await limit(world, sessions=0)
+    assert (await world.admit(command(world, "c2"))).code is Code.OK
+    await limit(world, operations=0, open_operations=0)
+    assert (await world.open("s2")).code is Code.OK
+
+
 async def test_the_rate_comes_back_with_time_and_never_more_than_a_burst(world: World) -> None:
     start = await world.start()
     await world.open()
