@@ -255,6 +255,7 @@ async def test_the_description_names_every_route(described: dict[str, Any]) -> N
         "/v1/sessions/{session_id}/commands/{command_id}": {"get"},
         "/v1/sessions/{session_id}/updates": {"get"},
         "/v1/sessions/{session_id}/cursors/{client}": {"get", "put"},
+        "/v1/policy": {"get", "put"},
         "/v1/authority": {"get"},
         "/healthz": {"get"},
         "/readyz": {"get"},
