@@ -49,11 +49,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._guard: Guard = config.guard
         self._in_head = True
         self._received = 0
+        self._head_bytes = 0
         self._hosts = 0
         self._codings = 0
         self._chunked = False
         self._declared = 0
         self._refusal = bounds.NOT_HTTP
+        self._running: RequestResponseCycle | None = None
         self._discarded = 0
         self.arriving_since: float | None = None
         """Loop time since when a request has been arriving that is not whole yet."""
@@ -76,6 +78,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._guard.idle.pop(self, None)
+        self._leave()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -112,9 +115,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self.arriving_since = self.loop.time()
-        self._hosts = self._codings = self._declared = 0
+        self._head_bytes = self._hosts = self._codings = self._declared = 0
         self._chunked = False
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._head_bytes += len(url)
+        super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
@@ -122,6 +129,9 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if len(self.headers) >= bounds.MAX_HEADERS:
             raise self._stop(bounds.TOO_MANY_HEADERS)
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > bounds.MAX_HEAD_BYTES:
+            raise self._stop(bounds.HEAD_TOO_LARGE)
         name = name.lower()
         if name == b"host":
             self._hosts += 1
@@ -135,7 +145,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
         version = self.parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise self._stop(bounds.NOT_HTTP)
@@ -146,6 +155,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= bounds.MAX_PIPELINED:
             raise self._stop(bounds.PIPELINED)
         super().on_headers_complete()
+        self._in_head = False
 
     def on_message_complete(self) -> None:
         self._in_head = True
@@ -175,6 +185,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
             return app(scope, receive, sending)
 
+        self._running = cycle
         super()._start_asgi_task(cycle, answering)
 
     def _asks_too_much(self, cycle: RequestResponseCycle) -> bool:
@@ -205,14 +216,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(self._refusal)
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Say why and end; without a word where it could be taken for the answer to another request."""
+        """Say why and end; without a word where it would be a second answer, or one to another request."""
         cycle = self.cycle
-        if cycle is not None and not cycle.response_complete:
-            if self._in_head or self.pipeline or cycle.response_started:
-                self.end(refusal.cut)
-                return
-            cycle.disconnected = True
-            cycle.message_event.set()
+        if self._in_head:
+            owed = cycle is not None and not cycle.response_complete
+        else:
+            owed = bool(self.pipeline) or cycle.response_started
+        if owed:
+            self.end(refusal.cut)
+            return
+        self._leave()
         self._guard.count(refusal.cut)
         self.transport.write(refusal.response)
         self.linger()
@@ -240,8 +253,20 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _ending(self) -> None:
         self._guard.idle.pop(self, None)
+        self._leave()
         self.idle_since = self.arriving_since = None
         self.ending_since = self.loop.time()
+
+    def _leave(self) -> None:
+        """Let the request being served, which need not be the one that came last, find its client gone: what
+        it would say now could not be sent.
+        """
+        self.pipeline.clear()
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+            self.flow.resume_writing()
 
     def unread(self) -> int:
         """Bytes that wait for the client."""
