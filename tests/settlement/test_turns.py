@@ -9,6 +9,8 @@ import pytest
 from settlement_svc.contention import Resting
 from settlement_svc.turns import Turns
 
+pytestmark = pytest.mark.unrestricted("nothing here speaks to the store")
+
 
 class Worker:
     """Does items of tenants that take as long as the test wants; ``done`` is their order."""

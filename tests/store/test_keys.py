@@ -9,7 +9,7 @@ from redis.crc import key_slot
 
 from shared.domain.errors import InvalidInput
 from shared.domain.ids import operation_id
-from shared.store.keys import TENANTS, Keys, cursor_field, turn_member
+from shared.store.keys import SETTLERS, TENANTS, Keys, cursor_field, turn_member
 
 KINDS_WITH_ID = (
     "op",
@@ -62,6 +62,7 @@ def test_keys_are_spelled_exactly_so() -> None:
         "reservations": b"lg:{acme}:reservations:x:1",
     }
     assert TENANTS == b"lg:tenants"
+    assert SETTLERS == b"lg:settlers"
 
 
 @given(tenants, any_ascii)
@@ -93,7 +94,7 @@ def key_of(thing: Thing) -> bytes:
 def test_different_things_have_different_keys(different: list[Thing]) -> None:
     keys = [key_of(thing) for thing in different]
     assert len(set(keys)) == len(keys)
-    assert TENANTS not in keys
+    assert not {TENANTS, SETTLERS} & set(keys)
 
 
 @pytest.mark.parametrize(
