@@ -14,6 +14,8 @@ from shared.domain.ids import IdKind, check
 
 TENANTS: Final = b"lg:tenants"
 """Hash tenant → authority id: what central processes serve. Under no tag: no tenant's script touches it."""
+RETIRED: Final = b"lg:retired"
+"""Hash tenant → authority ids it had before, apart by spaces; kept also when the tenant is deleted."""
 SETTLERS: Final = b"lg:settlers"
 """Sorted set central process → store time (ms) of its last beat: who divides the tenants. Under no tag."""
 

@@ -473,7 +473,7 @@ class TenantStore:
 
     async def raise_epoch(self, authority: str, stored: str, inspected: str, boundary: str) -> Reply:
         """Accept the server that answers now under a higher epoch; the caller judged it kept the data."""
-        return await self._once("epoch", [self.keys.meta], [authority, stored, inspected, boundary])
+        return await self._once("epoch", [self.keys.meta], ["accept", authority, stored, inspected, boundary])
 
     def _lease_keys(self, operation_id: str, peer: str) -> list[bytes]:
         k = self.keys

@@ -16,7 +16,7 @@ from tests.scripts.golden import FOLDER
 EVERY = pytest.mark.parametrize("name", lua.NAMES)
 FLAGS = {
     "admit": "",
-    "epoch": "",
+    "epoch": "flags=allow-oom",
     "lease": "flags=allow-oom",
     "lookup": "flags=no-writes",
     "registry": "flags=allow-oom",
