@@ -24,6 +24,9 @@ from shared.store.registry import PeerRecord, find_token
 from shared.store.replies import Revisions, TenantLost
 
 _TOKENS_REMEMBERED = 10_000
+_UNKNOWN: Final = "the tenant is unknown here or its store was lost"
+"""Also for a tenant that this process may not serve: who asks learns no more of it than of one that never
+was."""
 logger: Final = logging.getLogger("lockgate.store.snapshot")
 _peers = msgspec.json.Decoder(PeerRecord)
 
@@ -116,12 +119,14 @@ class SnapshotSource:
             ("HGET", self._keys.policy, FIELD),
         )
         registered, *tenant_replies = replies
+        if _forbidden(tenant_replies[0]):
+            raise TenantLost(_UNKNOWN)
         row, members, document = unrefused(tenant_replies)
         authority, policy, directory, epoch, boundary, retired, accepted, limits = (
             value.decode() if value is not None else "" for value in row
         )
         if not authority or _registered(registered, authority) != authority:
-            raise TenantLost("the tenant is unknown here or its store was lost")
+            raise TenantLost(_UNKNOWN)
         self._current = Snapshot(
             tenant=self._tenant,
             revisions=Revisions(authority, policy, directory),
@@ -153,8 +158,13 @@ def _registered(reply: Any, authority: str) -> str:
 
     A user that may not read the registry, which names every tenant, takes the tenant's own word for it.
     """
+    if _forbidden(reply):
+        return authority
     if isinstance(reply, ReplyError):
-        if reply.code == "NOPERM":
-            return authority
         raise reply
     return "" if reply is None else str(reply.decode())
+
+
+def _forbidden(reply: Any) -> bool:
+    """Whether the store's access rules keep something from this process."""
+    return isinstance(reply, ReplyError) and reply.code == "NOPERM"
