@@ -1,7 +1,8 @@
 """What the requirement text says of commands, kept apart from every line of the code under test.
 
 The model knows what it asked for and what it was told: who was granted what, which gates were opened, which
-answers were stored. From that alone it says which end of a command would be honest.
+answers were stored, which peers may not go on. From that alone it says which end of a command would be
+honest.
 """
 
 from __future__ import annotations
@@ -68,8 +69,11 @@ class Session(msgspec.Struct):
         return next((command for command in self.commands if not command.settled), None)
 
 
-def dishonest(command: Command, status: str, code: str | None, now: int) -> Iterator[str]:
-    """What is wrong with a command ending so at ``now``: nothing, when the requirement text allows it."""
+def dishonest(command: Command, status: str, code: str | None, now: int, *, denied: bool) -> Iterator[str]:
+    """What is wrong with a command ending so at ``now``: nothing, when the requirement text allows it.
+
+    ``denied``: the peer of its branch may not go on.
+    """
     last = command.current
     # An answer under an older fence was judged already: it asked for the next attempt.
     unjudged = last is not None and int(last.lease.fence) == command.fence
@@ -77,8 +81,10 @@ def dishonest(command: Command, status: str, code: str | None, now: int) -> Iter
     late = now >= command.deadline_ms
     if status == "completed" and (answer != "ok" or late):
         yield "completed without an accepted answer in time"
-    if answer == "ok" and not late and status != "completed":
+    if answer == "ok" and not late and not denied and status != "completed":
         yield "an accepted answer in time is success"
+    unjudged_effects = answer is not None and command.effects != "none"
+    yield from _dishonest_about_rights(status, code, late, denied, unjudged_effects)
     if status == "failed" and command.effects != "none" and code != "refused-it":
         if command.may_have_acted:
             yield "failed, although somebody may have acted"
@@ -87,7 +93,8 @@ def dishonest(command: Command, status: str, code: str | None, now: int) -> Iter
     if status == "uncertain":
         if command.effects == "none":
             yield "uncertain without effects"
-        if not command.may_have_acted and not (late and answer is not None):
+        unjudgeable = answer is not None and (late or code == "revoked")
+        if not command.may_have_acted and not unjudgeable:
             yield "uncertain, although nobody can have acted unheard"
     if code == "timeout" and not late:
         yield "timed out before its deadline"
@@ -95,3 +102,14 @@ def dishonest(command: Command, status: str, code: str | None, now: int) -> Iter
         yield f"ended {code} after its deadline"
     if code == "worker-lost" and command.effects != "unsafe":
         yield "given up after one lost worker although it may be repeated"
+
+
+def _dishonest_about_rights(
+    status: str, code: str | None, late: bool, denied: bool, unjudged_effects: bool
+) -> Iterator[str]:
+    if denied and not late and code not in ("revoked", "session-closed"):
+        yield f"ended {code or status}, although its permission was taken back"
+    if code == "revoked" and (late or not denied):
+        yield "revoked, although nobody took its permission back in time"
+    if code == "revoked" and status == "failed" and unjudged_effects:
+        yield "failed, although an answer was there that nobody may judge"

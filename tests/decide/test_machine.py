@@ -20,12 +20,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from shared.domain.decide import Change
 from shared.domain.records import Answer, Branch, Refusal
 from shared.store.codes import Code
 from shared.store.connection import Connection
 from shared.store.reads import StoredFact, read_fact
-from shared.store.replies import Claim, Grant, Reply
+from shared.store.replies import Claim, Grant, Reply, Revisions
 from tests.decide.model import Command, Granted, Kind, Session, dishonest
+from tests.decide.rights import without
 from tests.scripts.scenes import AGAIN, RESULT, code_of
 from tests.support.world import World
 
@@ -38,6 +40,7 @@ ANSWERS: dict[Kind, Answer] = {
 TIMEOUT_MS = 6000
 LEASE_MS = 1000
 indexes = st.integers(min_value=0, max_value=99)
+peers_ = st.sampled_from([("alfa",), ("alfa", "bravo")])
 effects_ = st.sampled_from(["none", "idempotent", "fenced", "unsafe"])
 
 
@@ -49,6 +52,7 @@ class Life(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.sessions = [Session("s1", serial=True), Session("s2", serial=False)]
         self.epoch = 1
+        self.denied: frozenset[str] = frozenset()
         self.world = self.do(lambda: self._create(url))
         self.now = self.do(self.world.start)
         for session in self.sessions:
@@ -88,15 +92,17 @@ class Life(RuleBasedStateMachine):
     @initialize(effects=st.lists(effects_, min_size=3, max_size=5))
     def some_work(self, effects: list[str]) -> None:
         for n, effect in enumerate(effects):
-            self.admit(n % 2, effect)
+            self.admit(n % 2, effect, ("alfa", "bravo")[: 1 + n % 2])
 
     @precondition(lambda self: len(self.commands) < 7)
-    @rule(index=st.integers(0, 1), effects=effects_)
-    def admit(self, index: int, effects: str) -> None:
+    @rule(index=st.integers(0, 1), effects=effects_, peers=peers_)
+    def admit(self, index: int, effects: str, peers: tuple[str, ...]) -> None:
         session = self.sessions[index]
         kind = "serial" if session.serial else "concurrent"
         name = f"{session.session_id}-{len(session.commands)}"
-        new = self.world.command(name, session_id=session.session_id, kind=kind, timeout_ms=TIMEOUT_MS)
+        new = self.world.command(
+            name, session_id=session.session_id, kind=kind, timeout_ms=TIMEOUT_MS, peers=peers
+        )
         reply = self.do(lambda: self.world.admit(new))
         if session.phase == "open":
             assert reply.code is Code.OK
@@ -276,7 +282,13 @@ class Life(RuleBasedStateMachine):
         if command.purged:
             return
         reply = self.do(
-            lambda: self.world.decide(command.new, self.now + ahead, "due", **self.terms(command))
+            lambda: self.world.decide(
+                command.new,
+                self.now + ahead,
+                "due",
+                rights=without(*self.denied),
+                **self.terms(command),
+            )
         )
         if reply is not None:
             assert reply.code in (Code.OK, Code.OUTSIDE_WINDOW, Code.ASSERTION, Code.INVALID), reply
@@ -295,7 +307,9 @@ class Life(RuleBasedStateMachine):
         assert fact is not None
         outcome = msgspec.json.decode(fact.payload)
         code = outcome["error"] and outcome["error"]["code"]
-        assert list(dishonest(command, outcome["status"], code, self.now)) == []
+        denied = op.branches[0].peer in self.denied
+        assert list(dishonest(command, outcome["status"], code, self.now, denied=denied)) == []
+        assert (op.branches[0].status == "revoked") == (code == "revoked")
         assert (code == "session-closed") <= (session.phase == "closing")
         assert op.decision.at_ms == fact.at_ms == self.now
         assert (op.reservation == "quarantined") == (outcome["status"] == "uncertain")
@@ -354,6 +368,31 @@ class Life(RuleBasedStateMachine):
             session.phase = "closed" if last else "closing"
             for command in session.commands:
                 command.purged = True
+
+    @rule(denied=st.sampled_from([(), (), (), ("alfa",), ("bravo",), ("alfa", "bravo")]))
+    def policy(self, denied: tuple[str, ...]) -> None:
+        """Another policy: everybody has to decide under it, and open work is looked at once."""
+        if self.denied == frozenset(denied):
+            return
+        self.denied = frozenset(denied)
+        revision = self.do(lambda: self.connection.call("HINCRBY", self.world.keys.meta, "policy_rev", 1))
+        stale, self.world.revisions = (
+            self.world.revisions,
+            msgspec.structs.replace(self.world.revisions, policy=str(revision)),
+        )
+        for index, command in enumerate(self.commands):
+            if not command.settled:
+                self.look_again(index, command, stale)
+
+    def look_again(self, index: int, command: Command, stale: Revisions) -> None:
+        """What was decided under the old policy is refused; what may not go on ends, whatever it was at."""
+        op = self.do(lambda: self.world.load(command.new))
+        change = Change(wake_at_ms=self.now)
+        reply = self.do(lambda: self.world.store.replace(op, change, stale, 1))
+        assert reply.code is Code.STALE_SNAPSHOT
+        self.settle(index, 0)
+        taken = op.branches[0].peer in self.denied and self.now < command.deadline_ms
+        assert command.settled or not taken
 
     @rule(what=st.sampled_from(["scripts forgotten", "another epoch"]))
     def server(self, what: str) -> None:
@@ -430,6 +469,8 @@ class Life(RuleBasedStateMachine):
     "DASP-CORE-007c",
     "DASP-CORE-009a",
     "RT-STORE-13",
+    "RT-ADM-35",
+    "RT-AUTH-08",
 )
 @pytest.mark.case(54)
 @pytest.mark.timeout(600)  # shrinking a failure takes its time

@@ -198,10 +198,15 @@ async def test_a_peer_that_may_not_be_assigned_is_passed_over(world: World) -> N
     assert (await _decided(world, new, now + 2000, without("bravo", "alfa"))).code is Code.OK
     branch = await branch_of(world, new)
     assert (branch.peer, branch.attempt) == ("delta", 2)
+    await world.at(now + 3000)
+    assert (await _decided(world, new, now + 3000, without("bravo"))).code is Code.OK
+    branch = await branch_of(world, new)
+    assert (branch.peer, branch.attempt) == ("alfa", 3)
     # The peer itself: its branch ends, whoever else is eligible.
-    assert (await _decided(world, new, now + 2000, without("delta"))).code is Code.OK
+    assert (await _decided(world, new, now + 3000, without("alfa"))).code is Code.OK
     assert (await branch_of(world, new)).status == "revoked"
-    assert await outbox_ids(world, "alfa") == await outbox_ids(world, "bravo") == []
+    for peer in (*BOTH, "delta"):
+        assert await outbox_ids(world, peer) == []
 
 
 @pytest.mark.requirement("RT-SEL-02", "RT-AUTH-08", "RT-OWN-08")
