@@ -9,10 +9,11 @@ import pytest
 import redis
 
 from shared.store.embedded import EmbeddedStore
+from tests.support import acl
 from tests.support.processes import Processes
 from tests.support.raw import raw_client
 
-pytest_plugins = ["tests.matrix"]
+pytest_plugins = ["tests.matrix", "tests.restricted"]
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +28,7 @@ def redis_url(store: EmbeddedStore) -> str:
     """The worker's server, emptied; loaded scripts stay."""
     with raw_client(store.url) as client:
         client.flushall()
+        acl.forget(client)
     return store.url
 
 
@@ -40,7 +42,7 @@ def raw(redis_url: str) -> Iterator[redis.Redis]:
 @pytest.fixture
 def own_store(tmp_path: Path) -> Iterator[EmbeddedStore]:
     """A server of this test alone, to kill, restart, fill or set up as it likes."""
-    with EmbeddedStore(tmp_path / "store") as server:
+    with EmbeddedStore(tmp_path / "store", extra=acl.settings(tmp_path)) as server:
         yield server
 
 

@@ -15,17 +15,22 @@ import msgspec
 from uvicorn.server import ServerState
 
 from admission_svc.app import Door
-from admission_svc.server import BoundedProtocol, configuration
+from admission_svc.server import configuration
 from shared.config import AdmissionSettings
 from shared.domain.contract import Contract, parse_bundle
 from shared.domain.decide import apply
 from shared.domain.ids import command_operation_id
 from shared.domain.records import Answer, NamedData, Refusal, answer_digest, encode
+from shared.serving.protocol import BoundedProtocol
+from shared.store.acl import Role
 from shared.store.codes import Code
+from shared.store.connection import Connection
+from shared.store.contracts import Contracts
 from shared.store.inspection import Boundary
 from shared.store.registry import PeerRecord, create_tenant, create_token, register_peer
 from shared.store.replies import Claim, Grant
 from shared.store.runtime import Runtime, TenantHandle
+from tests.support import acl
 from tests.support.world import anyone, terms
 
 COUNTER = {"id": "urn:example:dasp:counter", "version": "1"}
@@ -167,10 +172,15 @@ class Listening:
 class House:
     """Tenant ``acme`` (and others on demand) behind one door."""
 
-    def __init__(self, runtime: Runtime, door: Door, listening: Listening) -> None:
+    def __init__(
+        self, runtime: Runtime, door: Door, listening: Listening, admin: Connection, worker: Runtime
+    ) -> None:
         self.runtime = runtime
         self.door = door
         self.listening = listening
+        self.admin = admin
+        """The test's own way to the store: it may do everything, whatever the door may do."""
+        self.worker = worker
         self.clients: list[Client] = []
         self.contracts: dict[str, Contract] = {}
 
@@ -182,23 +192,22 @@ class House:
         self, name: str = "acme", *, peers: tuple[str, ...] = ("alfa", "bravo", "counter")
     ) -> TenantHandle:
         """Create a tenant with both profiles and these peers."""
-        await create_tenant(self.runtime.connection, name)
+        await create_tenant(self.admin, name)
+        for role in (Role.ADMISSION, Role.SIDECAR):
+            await acl.grant(self.admin, role, name)
         for peer in peers:
-            await register_peer(self.runtime.connection, name, PeerRecord(peer))
-        handle = await self.runtime.tenant(name)
+            await register_peer(self.admin, name, PeerRecord(peer))
         for bundle in (counter_bundle(), notes_bundle()):
             contract = parse_bundle(bundle)
             self.contracts[contract.id] = contract
-            await handle.contracts.register(contract)
-        return handle
+            await Contracts(name, self.admin).register(contract)
+        return await self.runtime.tenant(name)
 
     async def handle(self, tenant: str = "acme") -> TenantHandle:
         return await self.runtime.tenant(tenant)
 
     async def token(self, principal: str, *roles: str, tenant: str = "acme", expires_in_s: int = 0) -> str:
-        made = await create_token(
-            self.runtime.connection, tenant, principal, roles or ("caller",), expires_in_s
-        )
+        made = await create_token(self.admin, tenant, principal, roles or ("caller",), expires_in_s)
         return made.text()
 
     async def client(self, principal: str = "alice", *roles: str, tenant: str = "acme") -> Client:
@@ -225,6 +234,13 @@ class House:
 
     # The worker
 
+    async def _working(self, tenant: str) -> TenantHandle:
+        """The tenant as a worker sees it: where users are restricted, a process of its own."""
+        handle = await self.worker.tenant(tenant)
+        if self.worker is not self.runtime:
+            handle.snapshots.forget()
+        return handle
+
     async def work(
         self,
         command_id: str,
@@ -237,7 +253,7 @@ class House:
         refused: tuple[str, str] | None = None,
     ) -> None:
         """Claim, answer and settle one command, as the workers' side does."""
-        handle = await self.handle(tenant)
+        handle = await self._working(tenant)
         revisions = (await handle.snapshots.get()).revisions
         operation_id = command_operation_id(revisions.authority, command_id)
         op = await handle.reads.operation(operation_id, session_id)
@@ -273,7 +289,7 @@ class House:
 
     async def settle(self, command_id: str, *, session_id: str, tenant: str = "acme") -> None:
         """Decide once about a command and commit."""
-        handle = await self.handle(tenant)
+        handle = await self._working(tenant)
         revisions = (await handle.snapshots.get()).revisions
         operation_id = command_operation_id(revisions.authority, command_id)
         op = await handle.reads.operation(operation_id, session_id)
@@ -285,7 +301,7 @@ class House:
 
     async def purge(self, session_id: str, *command_ids: str, tenant: str = "acme") -> None:
         """Settle what is open in a closing session and turn it into tombstones, as the settling loop does."""
-        handle = await self.handle(tenant)
+        handle = await self._working(tenant)
         revisions = (await handle.snapshots.get()).revisions
         operations = [command_operation_id(revisions.authority, command_id) for command_id in command_ids]
         reply = await handle.store.purge(session_id, operations, True, revisions)
@@ -297,17 +313,32 @@ async def house(
     redis_url: str, *, declared: Boundary | None = None, tenants: tuple[str, ...] = ("acme",), **settings: Any
 ) -> AsyncIterator[House]:
     """A door over the store at ``redis_url``."""
-    runtime = Runtime(redis_url, declared)
-    values = {"redis_url": redis_url, "metrics_port": -1, **settings}
-    door = Door(runtime, AdmissionSettings(**values))
-    async with runtime:
-        await runtime.refresh()
-        async with Listening(door, AdmissionSettings(**values)) as listening:
-            made = House(runtime, door, listening)
-            for tenant in tenants:
-                await made.tenant(tenant)
-            try:
-                yield made
-            finally:
-                for client in made.clients:
-                    await client.http.aclose()
+    async with Connection(redis_url) as admin:
+        for role in (Role.ADMISSION, Role.SIDECAR):
+            await acl.grant(admin, role, *(tenants or ("acme",)))
+        url, word = acl.login(redis_url, Role.ADMISSION), acl.declared(declared)
+        values = {"redis_url": url, "metrics_port": -1, **settings}
+        async with Runtime(url, word) as runtime, _worker(redis_url, runtime) as worker:
+            door = Door(runtime, AdmissionSettings(**values))
+            await runtime.refresh()
+            async with Listening(door, AdmissionSettings(**values)) as listening:
+                made = House(runtime, door, listening, admin, worker)
+                for tenant in tenants:
+                    await made.tenant(tenant)
+                try:
+                    yield made
+                finally:
+                    for client in made.clients:
+                        await client.http.aclose()
+        await acl.note_refusals(admin)
+
+
+@asynccontextmanager
+async def _worker(redis_url: str, runtime: Runtime) -> AsyncIterator[Runtime]:
+    url = acl.login(redis_url, Role.SIDECAR)
+    if url == redis_url:
+        yield runtime
+        return
+    async with Runtime(url, runtime.declared) as worker:
+        await worker.refresh()
+        yield worker

@@ -113,7 +113,7 @@ async def test_a_reason_that_may_change_is_503_for_the_whole_and_answers_what_is
     await alice.open("s1")
     await alice.submit("s1", "a")
     for peer in ("alfa", "bravo"):
-        await remove_peer(door.runtime.connection, TENANT, peer)
+        await remove_peer(door.admin, TENANT, peer)
     assert_refused(await submit(alice, write("a"), write("b")), 503, "peer", kind="unavailable")
     assert told(await submit(alice, write("a"))) == [("duplicate", 1, None)]
 

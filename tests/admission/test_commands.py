@@ -119,9 +119,9 @@ class TestSnapshotsMove:
     async def test_a_peer_registered_later_is_asked(self, door: House, alice: Client) -> None:
         await alice.open("s1")
         for peer in ("alfa", "bravo"):
-            await remove_peer(door.runtime.connection, TENANT, peer)
+            await remove_peer(door.admin, TENANT, peer)
         assert_refused(await alice.submit("s1", "c1"), 503, "peer", kind="unavailable")
-        await register_peer(door.runtime.connection, TENANT, PeerRecord("bravo"))
+        await register_peer(door.admin, TENANT, PeerRecord("bravo"))
         assert (await alice.submit("s1", "c1")).status_code == 201
         await door.work("c1", {}, session_id="s1")
 
@@ -129,17 +129,17 @@ class TestSnapshotsMove:
         self, door: House, alice: Client, raw: redis.Redis
     ) -> None:
         await alice.open("s1")
-        await remove_peer(door.runtime.connection, TENANT, "alfa")
+        await remove_peer(door.admin, TENANT, "alfa")
         await alice.submit("s1", "c1")
-        await register_peer(door.runtime.connection, TENANT, PeerRecord("alfa"))
+        await register_peer(door.admin, TENANT, PeerRecord("alfa"))
         await alice.submit("s1", "c2")
         assert [raw.xlen(f"lg:{{{TENANT}}}:outbox:{peer}") for peer in ("alfa", "bravo")] == [1, 1]
 
     async def test_another_tokens_revocation_holds_up_nobody(self, door: House, alice: Client) -> None:
         await alice.open("s1")
         for i in range(5):
-            other = await create_token(door.runtime.connection, TENANT, "bob", ["caller"])
-            await revoke_token(door.runtime.connection, TENANT, other.token_id)
+            other = await create_token(door.admin, TENANT, "bob", ["caller"])
+            await revoke_token(door.admin, TENANT, other.token_id)
             assert (await alice.submit("s1", f"c{i}")).status_code == 201
 
 

@@ -206,7 +206,7 @@ async def test_a_trace_context_is_kept_and_is_no_part_of_the_command(door: House
     assert (await ready.submit("s1", "c1", headers={"traceparent": trace})).status_code == 201
     other = trace.replace("b7ad", "b7ae")
     assert (await ready.submit("s1", "c1", headers={"traceparent": other})).status_code == 200
-    handle = await door.handle()
+    handle = await door.worker.tenant("acme")
     authority = (await handle.snapshots.get()).revisions.authority
     operation = await handle.reads.operation(command_operation_id(authority, "c1"), "s1")
     assert operation is not None

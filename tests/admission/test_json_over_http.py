@@ -33,7 +33,7 @@ async def stored_input(door: House, command_id: str = "c1") -> bytes | None:
     handle = await door.handle()
     authority = (await handle.snapshots.get()).revisions.authority
     key = Keys("acme").op(command_operation_id(authority, command_id))
-    found: bytes | None = await door.runtime.connection.call("HGET", key, "input")
+    found: bytes | None = await door.admin.call("HGET", key, "input")
     return found
 
 

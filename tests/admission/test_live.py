@@ -343,7 +343,7 @@ async def test_a_revoked_token_gets_no_further_update(door: House, ready: Client
     other = await door.client("alice")
     async with streaming(ready, "s1", after=3) as feed:
         await wait_until(lambda: door.runtime.wake.subscribed("acme"))
-        await revoke_token(door.runtime.connection, "acme", ready.token.split(".")[3])
+        await revoke_token(door.admin, "acme", ready.token.split(".")[3])
         assert (await other.submit("s1", "c4")).status_code == 201
         assert all(frame.comment for frame in await feed.rest())
     assert_refused(await ready.http.get(UPDATES, headers=STREAM), 401, kind="denied")

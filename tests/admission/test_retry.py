@@ -150,7 +150,7 @@ class Refusing:
     @staticmethod
     async def no_peer(door: House) -> None:
         for peer in ("alfa", "bravo"):
-            await remove_peer(door.runtime.connection, TENANT, peer)
+            await remove_peer(door.admin, TENANT, peer)
 
     @staticmethod
     async def suspect_clock(door: House) -> None:
@@ -161,7 +161,7 @@ class Refusing:
 
     @staticmethod
     async def out_of_memory(door: House) -> None:
-        await door.runtime.connection.call("CONFIG", "SET", "maxmemory", 1)
+        await door.admin.call("CONFIG", "SET", "maxmemory", 1)
 
 
 @pytest.mark.parametrize("reason", ["no_peer", "suspect_clock", "out_of_memory"])
@@ -192,7 +192,7 @@ async def test_durability_below_the_operators_word_refuses_new_work_only(redis_u
         token = alice.token
     async with house(redis_url, declared=Boundary.POWER_LOSS, tenants=()) as declared:
         raised = declared.client_with(token)
-        await declared.runtime.connection.call("CONFIG", "SET", "appendfsync", "everysec")
+        await declared.admin.call("CONFIG", "SET", "appendfsync", "everysec")
         try:
             await declared.runtime.refresh()
             assert (await raised.submit("s1", "c1")).status_code == 200
@@ -202,7 +202,7 @@ async def test_durability_below_the_operators_word_refuses_new_work_only(redis_u
             told = (await raised.http.get("/v1/authority")).json()["durability"]
             assert told["boundary"] == "volatile"
         finally:
-            await declared.runtime.connection.call("CONFIG", "SET", "appendfsync", "always")
+            await declared.admin.call("CONFIG", "SET", "appendfsync", "always")
 
 
 @pytest.mark.case(16)

@@ -78,7 +78,7 @@ async def test_who_is_no_caller_opens_nothing(door: House, raw: redis.Redis) -> 
 
 async def test_a_session_is_of_its_principal_whichever_token_opened_it(door: House, alice: Client) -> None:
     await alice.open("s1")
-    second = await create_token(door.runtime.connection, TENANT, "alice", ["caller"])
+    second = await create_token(door.admin, TENANT, "alice", ["caller"])
     assert (await door.client_with(second.text()).open("s1")).status_code == 200
 
 

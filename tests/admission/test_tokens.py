@@ -174,7 +174,7 @@ async def test_a_revoked_token_is_401_with_the_next_request_everywhere(
     for response in (await alice.http.get("/v1/sessions/s1"), await alice.page("s1")):
         assert response.status_code == 200
     revision = raw.hget(Keys("acme").meta.decode(), "policy_rev")
-    await revoke_token(door.runtime.connection, "acme", parts(alice.token)[3])
+    await revoke_token(door.admin, "acme", parts(alice.token)[3])
     assert raw.hget(Keys("acme").meta.decode(), "policy_rev") != revision
     before = everything(raw)
     first = await alice.submit("s1", "c2")
@@ -190,7 +190,7 @@ async def test_each_route_finds_the_revocation_by_itself(door: House, alice: Cli
     await alice.open("s1")
     await alice.submit("s1", "c1")
     await door.work("c1", session_id="s1")
-    await revoke_token(door.runtime.connection, "acme", parts(alice.token)[3])
+    await revoke_token(door.admin, "acme", parts(alice.token)[3])
 
     class Only(Exception):
         pass
@@ -213,13 +213,13 @@ async def test_each_route_finds_the_revocation_by_itself(door: House, alice: Cli
 
 async def test_revoking_one_token_leaves_the_others(door: House, alice: Client) -> None:
     other = await door.client("alice")
-    await revoke_token(door.runtime.connection, "acme", parts(alice.token)[3])
+    await revoke_token(door.admin, "acme", parts(alice.token)[3])
     assert (await other.http.get(AUTHORITY)).status_code == 200
 
 
 async def test_a_token_made_later_is_known_at_once(door: House, alice: Client) -> None:
     assert (await alice.http.get(AUTHORITY)).status_code == 200
-    late = await create_token(door.runtime.connection, "acme", "carol", ("caller",))
+    late = await create_token(door.admin, "acme", "carol", ("caller",))
     assert (await ask(door, late.text())).status_code == 200
 
 
@@ -298,13 +298,13 @@ async def test_after_adoption_old_tokens_are_401_and_old_cursors_410(door: House
         await alice.submit("s1", f"c{i}")
     old8 = parts(alice.token)[2]
     handle = await door.handle()
-    await door.runtime.connection.call("DEL", handle.keys.meta)
+    await door.admin.call("DEL", handle.keys.meta)
     assert_lost(await alice.http.get("/v1/sessions/s1"))
-    await adopt_tenant(door.runtime.connection, "acme")
+    await adopt_tenant(door.admin, "acme")
     for response in await everywhere(alice):
         assert_unauthenticated(response)
     assert "retired authority" in (await alice.http.get(AUTHORITY)).json()["description"]
-    assert await list_tokens(door.runtime.connection, "acme") == {}
+    assert await list_tokens(door.admin, "acme") == {}
     again = await door.client("alice")
     new8 = parts(again.token)[2]
     assert new8 != old8

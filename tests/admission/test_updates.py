@@ -241,7 +241,7 @@ async def test_a_wait_that_outlives_its_token_tells_nothing(door: House, alice: 
     held = asyncio.create_task(alice.page("s1", wait=30))
     await wait_until(lambda: waiting(door) == 1)
     other = await door.client("alice")
-    await revoke_token(door.runtime.connection, "acme", alice.token.split(".")[3])
+    await revoke_token(door.admin, "acme", alice.token.split(".")[3])
     assert (await other.submit("s1", "c1")).status_code == 201
     response = await asyncio.wait_for(held, ENOUGH_S)
     assert_refused(response, 401, kind="denied")

@@ -114,7 +114,7 @@ async def test_a_drain_ends_a_wait_and_keeps_the_receipt(door: House, ready: Cli
 async def test_a_token_revoked_while_it_waits_learns_no_outcome(door: House, ready: Client) -> None:
     await ready.submit("s1", "c1")
     request = await held(door, asyncio.create_task(ready.outcome("s1", "c1", wait=30)))
-    await revoke_token(door.runtime.connection, TENANT, ready.token.split(".")[3])
+    await revoke_token(door.admin, TENANT, ready.token.split(".")[3])
     handle = await door.handle()
     await handle.snapshots.reload(await handle.snapshots.get())
     await door.work("c1", {"done": True}, session_id="s1")

@@ -7,10 +7,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from shared.store.connection import Connection
-from tests.support.world import World
+from tests.support import acl
+from tests.support.world import TENANT, World
 
 
 @pytest.fixture
 async def world(redis_url: str) -> AsyncIterator[World]:
     async with Connection(redis_url) as connection:
-        yield await World.create(connection)
+        world = await World.create(connection)
+        async with acl.serving(connection, TENANT) as services:
+            world.serve_over(services)
+            yield world

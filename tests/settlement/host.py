@@ -18,12 +18,15 @@ from shared.domain.guard import TimeGuard
 from shared.domain.ids import MessageKind, command_operation_id, intent_digest, message_id
 from shared.domain.records import Admission, Answer, Operation, accepted_payload, answer_digest, encode
 from shared.store import registry
+from shared.store.acl import Role
 from shared.store.codes import Code
+from shared.store.connection import Connection
 from shared.store.contracts import Contracts
 from shared.store.reads import StoredFact
 from shared.store.registry import PeerRecord
 from shared.store.replies import Claim, Grant, NewOperation, NewSession, Offer, SessionRecord
 from shared.store.runtime import Runtime, TenantHandle
+from tests.support import acl
 from tests.support.polling import wait_until
 
 TENANT = "acme"
@@ -85,37 +88,65 @@ def contract(
 class Host:
     """One tenant of the store at ``url``, seen from a process of the tests."""
 
-    def __init__(self, url: str, runtime: Runtime, handle: TenantHandle, terms: Contract) -> None:
+    def __init__(
+        self, url: str, runtime: Runtime, handle: TenantHandle, terms: Contract, admin: Connection
+    ) -> None:
         self.url = url
         self.runtime = runtime
         self.handle = handle
         self.contract = terms
+        self.admin = admin
+        """The test's own way to the store: it may do everything, whatever the workers may do."""
+        self.door = handle
+        """The tenant as admission sees it."""
         self.settler = Settler(runtime, handle)
 
     @classmethod
     @contextlib.asynccontextmanager
     async def create(cls, url: str, terms: Contract, peers: tuple[str, ...] = (PEER,)) -> AsyncIterator[Host]:
-        async with Runtime(url) as runtime:
-            await runtime.refresh()
-            yield await cls.furnish(url, runtime, TENANT, terms, peers)
+        async with Connection(url) as admin:
+            await cls._create(admin, TENANT, terms, peers)
+            async with cls._at(url, terms, admin) as host:
+                yield host
+            await acl.note_refusals(admin)
 
     @classmethod
     async def furnish(
         cls, url: str, runtime: Runtime, tenant: str, terms: Contract, peers: tuple[str, ...] = (PEER,)
     ) -> Host:
-        """Create one tenant more, seen from the same process."""
-        await registry.create_tenant(runtime.connection, tenant)
+        """Create one tenant more, seen from a process that may do everything."""
+        await cls._create(runtime.connection, tenant, terms, peers)
+        return cls(url, runtime, await runtime.tenant(tenant), terms, runtime.connection)
+
+    @staticmethod
+    async def _create(admin: Connection, tenant: str, terms: Contract, peers: tuple[str, ...]) -> None:
+        await registry.create_tenant(admin, tenant)
         for peer in peers:
-            await registry.register_peer(runtime.connection, tenant, PeerRecord(peer))
-        await Contracts(tenant, runtime.connection).register(terms)
-        return cls(url, runtime, await runtime.tenant(tenant), terms)
+            await registry.register_peer(admin, tenant, PeerRecord(peer))
+        await Contracts(tenant, admin).register(terms)
+        for role in Role:
+            await acl.grant(admin, role, tenant)
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def _at(cls, url: str, terms: Contract, admin: Connection) -> AsyncIterator[Host]:
+        """A process of the workers' side; where users are restricted, its admissions are another's."""
+        worker, door = acl.login(url, Role.SIDECAR), acl.login(url, Role.ADMISSION)
+        async with contextlib.AsyncExitStack() as stack:
+            runtime = await stack.enter_async_context(Runtime(worker, acl.declared()))
+            await runtime.refresh()
+            host = cls(url, runtime, await runtime.tenant(TENANT), terms, admin)
+            if worker != door:
+                other = await stack.enter_async_context(Runtime(door, acl.declared()))
+                await other.refresh()
+                host.door = await other.tenant(TENANT)
+            yield host
 
     @contextlib.asynccontextmanager
     async def join(self, url: str) -> AsyncIterator[Host]:
         """The same tenant as another process sees it, perhaps through a proxy."""
-        async with Runtime(url) as runtime:
-            await runtime.refresh()
-            yield Host(url, runtime, await runtime.tenant(TENANT), self.contract)
+        async with self._at(url, self.contract, self.admin) as host:
+            yield host
 
     # Admission, as the door does it
 
@@ -129,8 +160,8 @@ class Host:
         new = NewSession(
             session_id, "a1", profile.id, profile.version, self.contract.digest, "alice", profile.initial
         )
-        revisions = (await self.handle.snapshots.get()).revisions
-        reply = await self.handle.store.open_session(new, revisions, self._guard())
+        revisions = (await self.door.snapshots.get()).revisions
+        reply = await self.door.store.open_session(new, revisions, self._guard())
         assert reply.code is Code.OK, reply
 
     async def submit(
@@ -144,7 +175,7 @@ class Host:
     ) -> str:
         """Admit a command; gives its operation id."""
         assert self.contract.session is not None
-        snapshot = await self.handle.snapshots.get()
+        snapshot = await self.door.snapshots.get()
         interaction = self.contract.command(name)
         body = json.dumps(payload if payload is not None else {}).encode()
         operation = self.operation_id(command_id)
@@ -177,13 +208,13 @@ class Host:
             command_id=command_id,
             accepted=accepted_payload(name),
         )
-        reply = await self.handle.store.admit(new, snapshot.revisions, self._guard())
+        reply = await self.door.store.admit(new, snapshot.revisions, self._guard())
         assert reply.code is Code.OK, reply
         return operation
 
     async def close(self, session_id: str = "s1") -> None:
-        revisions = (await self.handle.snapshots.get()).revisions
-        assert (await self.handle.store.close_session(session_id, revisions)).code is Code.OK
+        revisions = (await self.door.snapshots.get()).revisions
+        assert (await self.door.store.close_session(session_id, revisions)).code is Code.OK
 
     # Working by hand, as a worker of the outbox would
 

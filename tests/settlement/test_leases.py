@@ -421,8 +421,8 @@ async def test_grants_and_renewals_go_on_under_a_policy_that_moved(
 
 
 async def move_policy(operator: Host) -> None:
-    token = await create_token(operator.runtime.connection, TENANT, "alice", ("caller",))
-    await revoke_token(operator.runtime.connection, TENANT, token.token_id)
+    token = await create_token(operator.admin, TENANT, "alice", ("caller",))
+    await revoke_token(operator.admin, TENANT, token.token_id)
     operator.handle.snapshots.forget()
 
 

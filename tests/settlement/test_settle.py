@@ -270,7 +270,7 @@ async def test_one_poisonous_record_is_parked_and_stops_nobody(redis_url: str, r
         raw.zadd(host.handle.keys.due, {bad: 1, "op" + "f" * 64: 1, "turn:nobody": 1})
         async with host.settling():
             assert (await host.outcome("good"))["status"] == "completed"
-            parked = Parked(host.runtime.connection, TENANT)
+            parked = Parked(host.admin, TENANT)
             items = await wait_until(lambda: _all_parked(parked, {bad, "op" + "f" * 64, "turn:nobody"}))
         assert "no branch" not in items[bad].reason
         assert items[bad].tries == 1
@@ -293,7 +293,7 @@ async def test_what_was_parked_goes_on_once_it_can_be_decided(redis_url: str, ra
         words = raw.hget(key, "b:0")
         raw.hset(key, "b:0", "broken")
         await host.settler.sweep()
-        parked = Parked(host.runtime.connection, TENANT)
+        parked = Parked(host.admin, TENANT)
         assert set(await parked.items()) == {operation}
         raw.hset(key, "b:0", words)
         async with host.settling():
@@ -309,7 +309,7 @@ async def test_the_list_of_parked_items_forgets_what_another_process_settled(red
     async with Host.create(redis_url, contract()) as host:
         await host.open()
         operation = await host.submit("c1")
-        parked = Parked(host.runtime.connection, TENANT)
+        parked = Parked(host.admin, TENANT)
         assert await parked.park("op" + "e" * 64, "not due", 1) is None
         assert await parked.park(operation, "for some reason", 1_000) is not None
         again = await parked.park(operation, "for another", 2_000)
@@ -317,7 +317,7 @@ async def test_the_list_of_parked_items_forgets_what_another_process_settled(red
         assert (again.tries, again.since_ms, again.next_ms) == (2, 1_000, 2_000 + next_pause_ms(2))
         assert await parked.tidy()
         assert set(await parked.items()) == {operation}
-        await host.runtime.connection.call("ZREM", host.handle.keys.due, operation)
+        await host.admin.call("ZREM", host.handle.keys.due, operation)
         assert await parked.tidy()
         assert await parked.items() == {}
 
@@ -349,9 +349,9 @@ async def test_a_moved_policy_is_read_again_and_the_decision_made_under_it(redis
         await host.open()
         operation = await host.submit("c1")
         await host.store_answer(await host.grant(operation))
-        token = await create_token(host.runtime.connection, TENANT, "alice", ("caller",))
+        token = await create_token(host.admin, TENANT, "alice", ("caller",))
         seen = await host.handle.snapshots.get()
-        await revoke_token(host.runtime.connection, TENANT, token.token_id)
+        await revoke_token(host.admin, TENANT, token.token_id)
         assert await host.settler.settle(operation) is Verdict.SETTLED
         assert (await host.handle.snapshots.get()).revisions.policy != seen.revisions.policy
 

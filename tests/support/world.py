@@ -118,10 +118,15 @@ class World:
         self.connection = connection
         self.revisions = Revisions(authority, "1", "3")
         self.clock = BelievingClock()
-        self.store = TenantStore(TENANT, connection, self.clock, self.epoch_moved, scripts or moved_scripts())
-        self.reads = TenantReads(TENANT, connection, connection)
+        self._pinned = scripts or moved_scripts()
+        self.serve_over(connection)
         self.keys = self.store.keys
         self.epochs_moved = 0
+
+    def serve_over(self, connection: Connection) -> None:
+        """Let scripts and reads go over a connection of their own; what arranges and looks stays."""
+        self.store = TenantStore(TENANT, connection, self.clock, self.epoch_moved, self._pinned)
+        self.reads = TenantReads(TENANT, connection, connection)
 
     @classmethod
     async def create(cls, connection: Connection, scripts: Mapping[str, lua.Script] | None = None) -> World:
