@@ -207,4 +207,7 @@ def _actions(value: object, path: str, room: _Room) -> frozenset[str]:
 def _listed(value: object, path: str, room: _Room) -> list[str]:
     listed = array(value, path, 1, MAX_PATTERNS)
     room.take(len(listed), path)
+    if all(isinstance(item, str) and 0 < len(item) <= MAX_PATTERN and item.isprintable() for item in listed):
+        return listed  # type: ignore[return-value]  # as was just looked at
+    # Somewhere it is wrong: only now is it worth naming every place.
     return [text(item, at(path, index), MAX_PATTERN) for index, item in enumerate(listed)]
