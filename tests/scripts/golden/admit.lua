@@ -131,7 +131,6 @@ local function charge(usage, limits, now, added)
   usage[PAID] = paid + step
 end
 local MAX_BRANCHES = 1024 -- unpack() gives up near 8,000 values
-local END_OF_STREAM = '18446744073709551615-18446744073709551615'
 local now = now_ms()
 local meta, refusal = enter(KEYS[1], now, ARGV[1], ARGV[2])
 if refusal then
@@ -185,16 +184,7 @@ end
 -- Streams and queue are read with their own types before the first write, and the first write is the one to the key
 -- that was not read: a key of another type refuses the whole admission, not its second half. Facts that the session
 -- does not know of refuse it too: theirs is the one write that could fail by its key's content.
-local read = { 'COUNT', 1, 'STREAMS' }
-for i = in_session and 5 or 4, #KEYS do
-  if i ~= 6 or not in_session then
-    read[#read + 1] = KEYS[i]
-  end
-end
-for i = 4, #read do
-  read[#read + 1] = in_session and i == 4 and string.format('%.0f-0', sequence - 1) or END_OF_STREAM
-end
-if redis.call('XREAD', unpack(read)) then
+if in_session and redis.call('XREAD', 'COUNT', 1, 'STREAMS', KEYS[5], string.format('%.0f-0', sequence - 1)) then
   return { 'CORRUPT', now }
 end
 if seat == 'queued' then
