@@ -9,11 +9,11 @@ import tempfile
 from pathlib import Path
 
 from shared.store.embedded import EmbeddedStore
-from tests.bench import door, store, worker
+from tests.bench import door, fairness, store, worker
 from tests.bench.table import show
-from tests.bench.world import running
+from tests.bench.world import one_store, running
 
-PARTS = ("store", "door", "worker")
+PARTS = ("store", "door", "worker", "fairness")
 
 
 def main() -> None:
@@ -30,6 +30,9 @@ def main() -> None:
     if "store" in parts:
         with tempfile.TemporaryDirectory(prefix="lg-bench-") as folder, EmbeddedStore(Path(folder)) as server:
             show("The script on the store (requests per second, 50 clients)", store.rows(server))
+    if "fairness" in parts:
+        with one_store() as (server, processes):
+            show("Settling in turn, one process for two tenants", fairness.rows(server, processes))
     if {"door", "worker"} & set(parts):
         with running() as system:
             if "worker" in parts:

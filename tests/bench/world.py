@@ -173,13 +173,20 @@ def _await_port(port: int) -> None:
 
 
 @contextmanager
-def running() -> Iterator[System]:
-    """The whole system in a directory of its own, ended on the way out."""
+def one_store() -> Iterator[tuple[EmbeddedStore, Processes]]:
+    """A store and a place for processes in a directory of their own, ended on the way out."""
     with tempfile.TemporaryDirectory(prefix="lg-bench-") as folder:
         processes = Processes(Path(folder))
         with EmbeddedStore(Path(folder) / "store") as store:
             try:
-                yield System(store, processes)
+                yield store, processes
             finally:
                 for printed in processes.end():
                     sys.stderr.write(printed)
+
+
+@contextmanager
+def running() -> Iterator[System]:
+    """The whole system in a directory of its own, ended on the way out."""
+    with one_store() as (store, processes):
+        yield System(store, processes)

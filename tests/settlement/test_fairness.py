@@ -20,6 +20,8 @@ from shared.telemetry import metrics_page
 from tests.settlement.host import Host, contract
 from tests.support.polling import wait_until
 
+pytestmark = pytest.mark.unrestricted("a process of many tenants, which no user of one tenant runs")
+
 LIGHT = "light"
 PAGE = 4 * SIDE_BY_SIDE
 SUCCESS = Answer(result=msgspec.Raw(b'{"ok":true}'))
