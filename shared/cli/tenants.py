@@ -9,6 +9,7 @@ from typing import Any
 import click
 import msgspec
 
+from shared.cli.acl import acl_option, print_tenant_acl, tenant_acl
 from shared.cli.base import (
     Refused,
     chosen_tenant,
@@ -40,12 +41,14 @@ def tenant() -> None:
 
 
 tenant.add_command(tenant_limits)
+tenant.add_command(tenant_acl)
 
 
 @tenant.command("create")
 @click.argument("name")
+@acl_option
 @redis_url_option
-def tenant_create(name: str, redis_url: str | None) -> None:
+def tenant_create(name: str, acl: bool, redis_url: str | None) -> None:
     """Create tenant NAME with a fresh authority.
 
     Example: lockgate tenant create acme
@@ -57,6 +60,8 @@ def tenant_create(name: str, redis_url: str | None) -> None:
 
     click.echo(f"tenant {name} created, authority {run(work())}")
     click.echo(f"next: lockgate token create alice --tenant {name}", err=True)
+    if acl:
+        print_tenant_acl(name, redis_url)
 
 
 @tenant.command("list")

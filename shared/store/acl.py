@@ -112,11 +112,16 @@ def store_user(role: Role, tenants: Sequence[str], name: str = "", db: int = 0) 
     names = sorted(set(tenants))
     if not name:
         name = f"lockgate-{role}-{names[0]}" if len(names) == 1 else f"lockgate-{role}"
-    if re.fullmatch(r"[A-Za-z0-9._-]{1,128}", name) is None:
-        raise InvalidInput("user", "must be 1 to 128 letters, digits, dots, underscores or hyphens")
     rules = [*_keys(role, names), *_channels(names), "-@all", *(f"+{verb}" for verb in commands(role))]
     # Limited to one first argument: the keys of another database carry the same names.
-    return StoreUser(name, (*rules, f"+select|{db}") if db else tuple(rules))
+    return StoreUser(check_user(name), (*rules, f"+select|{db}") if db else tuple(rules))
+
+
+def check_user(name: str) -> str:
+    """Accept a name that is one word wherever it is pasted. Raises InvalidInput."""
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name) is None:
+        raise InvalidInput("user", "must be 1 to 128 letters, digits, dots, underscores or hyphens")
+    return name
 
 
 def further_tenant(role: Role, tenant: str) -> tuple[str, ...]:

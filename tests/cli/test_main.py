@@ -37,7 +37,7 @@ def test_every_promised_command_is_there_and_nothing_else_is_promised() -> None:
         "admission",
         "settlement",
         "doctor",
-        *(f"tenant {verb}" for verb in ("create", "list", "show", "limits", "adopt", "delete")),
+        *(f"tenant {verb}" for verb in ("create", "list", "show", "limits", "acl", "adopt", "delete")),
         *(f"token {verb}" for verb in ("create", "list", "revoke")),
         *(f"contract {verb}" for verb in ("apply", "list")),
         *(f"peer {verb}" for verb in ("register", "list", "remove")),

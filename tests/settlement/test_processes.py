@@ -15,8 +15,10 @@ import yaml
 
 from shared.domain.contract import Contract, parse_bundle
 from shared.domain.errors import Unavailable
+from shared.store.acl import Role
 from shared.store.embedded import EmbeddedStore
 from tests.settlement.host import TENANT, Host, contract
+from tests.support import acl
 from tests.support.polling import wait_until
 from tests.support.processes import Process, Processes
 
@@ -55,7 +57,10 @@ def handler(processes: Processes, name: str, *options: str) -> str:
 
 def settlement(processes: Processes, store_url: str, **settings: object) -> Process:
     """Start a settlement process on free ports."""
-    values = {"REDIS_URL": store_url, "PORT": 0, "METRICS_PORT": "off", **settings}
+    url = acl.login(store_url, Role.SIDECAR if "PEER" in settings else Role.SETTLEMENT)
+    values = {"REDIS_URL": url, "PORT": 0, "METRICS_PORT": "off", **settings}
+    if word := acl.declared():
+        values["DECLARED_DURABILITY"] = word
     return processes.python("-m", "settlement_svc", env={f"LOCKGATE_{k}": str(v) for k, v in values.items()})
 
 
