@@ -19,7 +19,7 @@ import msgspec
 
 from shared.domain.credentials import Caller, Token, TokenRecord, parse_token, secret_digest
 from shared.domain.errors import Denied, NotFound, Unavailable
-from shared.domain.policy import Action, Authorization, AuthorizationInput
+from shared.domain.policy import Action, Authorization, AuthorizationInput, PolicyUnreadable
 from shared.store.reads import SnapshotMoved
 from shared.store.replies import Revisions, TenantLost
 from shared.store.runtime import Runtime, TenantHandle
@@ -213,7 +213,7 @@ async def _held(visit: Visit, work: Callable[[Visit], Awaitable[T]]) -> T:
     """
     try:
         return await work(visit)
-    except (Denied, NotFound):
+    except (Denied, NotFound, PolicyUnreadable):
         await visit.handle.reads.check(visit.revisions)
         raise
 

@@ -35,6 +35,7 @@ __all__ = (
     "AuthorizationInput",
     "Policy",
     "PolicyDocument",
+    "PolicyUnreadable",
     "read_input",
     "read_policy",
 )
@@ -91,6 +92,15 @@ class Authorization(msgspec.Struct, frozen=True):
     expires_ms: int
 
 
+class PolicyUnreadable(Unavailable):
+    """Nobody knows what the stored document allows (RT-AUTH-05). It may have been replaced since: look again
+    before telling it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("the tenant's policy cannot be read; an operator must apply it again")
+
+
 class Policy:
     """A tenant's policy as of one revision. ``document`` is its RFC 8785 form, None where none was applied.
 
@@ -125,14 +135,14 @@ class Policy:
     def decide(self, asked: AuthorizationInput, now_ms: int) -> Authorization:
         """The verdict on a question at the store's time ``now_ms``.
 
-        Without a document a principal uses its own sessions and admitted work goes on. Raises Unavailable
-        where the stored document cannot be read.
+        Without a document a principal uses its own sessions and admitted work goes on. Raises
+        PolicyUnreadable where nobody knows what is allowed.
         """
         if self._rules is None:
             own = asked.owner in ("", asked.principal) or asked.action in WORK
             return Authorization(own, self.revision, now_ms + DEFAULT_TTL_MS)
         if not self._readable:
-            raise _unreadable()
+            raise PolicyUnreadable
         key = (
             asked.principal,
             asked.action,
@@ -156,7 +166,7 @@ class Policy:
         if self._rules is None:
             return True
         if not self._readable:
-            raise _unreadable()
+            raise PolicyUnreadable
         asked = AuthorizationInput(principal, "session.open", profile=profile, contract=contract)
         for rule in self._rules:
             if asked.action in rule.actions and _covers(rule, asked, any_session=True):
@@ -165,10 +175,6 @@ class Policy:
                 if rule.sessions is None:
                     return False
         return False
-
-
-def _unreadable() -> Unavailable:
-    return Unavailable("the tenant's policy cannot be read; an operator must apply it again")
 
 
 def _judged(rules: tuple[Rule, ...], asked: AuthorizationInput) -> tuple[bool, int]:

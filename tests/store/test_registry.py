@@ -1,4 +1,4 @@
-"""Administration straight at the store: what revision it moves, whom it wakes, and that it makes no tenant."""
+"""Administration straight at the store: what revision moves, who is woken, and that nobody is created."""
 
 from __future__ import annotations
 
