@@ -5,6 +5,7 @@ Plain ASGI, no request objects: the hottest route pays for every one of them.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -35,6 +36,10 @@ _TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-
 _QUOTED: Final = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
 _ESCAPED: Final = re.compile(r"\\(.)")
 _MOST_PARAMETERS: Final = 8
+_READ_APART_BYTES: Final = 65_536
+"""A larger body is read in a thread: at its worst one of a mebibyte takes the better part of a second, and
+the requests of all others go on meanwhile.
+"""
 
 
 class Disconnected(Exception):
@@ -115,7 +120,10 @@ class Call:
 
     async def document(self) -> Document:
         """The body under the rules of session payloads. Raises InvalidInput (malformed, 413, 415)."""
-        return parse(await read_body(self.headers, self.receive), SESSION)
+        body = await read_body(self.headers, self.receive)
+        if len(body) > _READ_APART_BYTES:
+            return await asyncio.to_thread(parse, body, SESSION)
+        return parse(body, SESSION)
 
     def wait_s(self) -> int | None:
         """The seconds that ``Prefer: wait=N`` asks for, cut to what is offered; None where it does not."""
