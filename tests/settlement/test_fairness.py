@@ -18,6 +18,7 @@ from shared.domain.records import Answer
 from shared.store.parked import Parked
 from shared.telemetry import metrics_page
 from tests.settlement.host import Host, contract
+from tests.settlement.policies import apply, denied
 from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.unrestricted("a process of many tenants, which no user of one tenant runs")
@@ -127,6 +128,24 @@ async def nothing_due(host: Host) -> bool:
     return await host.handle.reads.next_due_ms() is None
 
 
+async def test_looking_through_everything_open_is_done_in_turns(heavy: Host, light: Host) -> None:
+    """A changed policy has all open work of a tenant looked at: to another that is at most one turn too."""
+    turns = WatchedTurns(4)
+    await asyncio.gather(*(heavy.submit(f"c{number}") for number in range(300)))
+    with sharing(turns, heavy, light):
+        async with heavy.settling():
+            await apply(heavy, denied())
+            await wait_until(lambda: turns.given(heavy.handle.tenant) > 4)
+            for number in range(3):
+                await answered(light, f"c{number}")
+                await light.settler.sweep()
+                assert [o["status"] for o in await light.outcomes(f"c{number}")] == ["completed"]
+            assert turns.given(heavy.handle.tenant) < 300, "it was over too early to prove anything"
+            assert max(turns.between(LIGHT, heavy.handle.tenant)) <= 1
+            await wait_until(lambda: nothing_due(heavy))
+    assert turns.given(heavy.handle.tenant) >= 300
+
+
 async def test_one_tenant_looks_at_a_bounded_number_side_by_side_and_in_one_pass(heavy: Host) -> None:
     """What is due is read anew after every page: what was answered meanwhile is then in it."""
     await overdue(heavy, 3 * PAGE)
@@ -164,7 +183,9 @@ async def test_a_closing_session_with_a_long_queue_lets_others_have_their_turn(r
             await wait_until(lambda: turns.given(heavy.handle.tenant) == 1, every=0.001)
             await light.settler.sweep()
             assert (await light.outcomes("c1"))[0]["status"] == "completed"
-            assert (await heavy.session()).phase == "closing"
+            session = await heavy.session()
+            assert session.phase == "closing"
+            assert session.pending > 75, "the other tenant waited until the queue was through"
             assert not closing.done()
             await closing
             # Each time it let others go first it was given a turn anew.
