@@ -135,9 +135,11 @@ class Sessions:
 
     async def held_cursor(self, visit: Visit, session_id: str, client: str) -> int:
         """The cursor held for a client of the caller, 0 before it was first put."""
-        await self.view(visit, session_id)
         field = cursor_field(visit.caller.principal, client)
-        return await visit.handle.reads.cursor(session_id, field) or 0
+        held = await visit.handle.reads.cursor(session_id, field)
+        # Asked last: what was read before it was permitted when it was read.
+        await self.view(visit, session_id)
+        return held or 0
 
     async def put_cursor(self, visit: Visit, session_id: str, client: str, cursor: int) -> int:
         """Move a client's cursor forward and give the one now held; an earlier one changes nothing.

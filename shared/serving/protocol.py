@@ -183,10 +183,26 @@ class BoundedProtocol(HttpToolsProtocol):
                     cycle.transport = _Lingering(self)
                 return send(message)
 
+            if self.flow.write_paused:
+                return self._once_taken(cycle, app, receive, sending)
             return app(scope, receive, sending)
 
         self._running = cycle
         super()._start_asgi_task(cycle, answering)
+
+    async def _once_taken(
+        self,
+        cycle: RequestResponseCycle,
+        app: ASGI3Application,
+        receive: ASGIReceiveCallable,
+        send: ASGISendCallable,
+    ) -> None:
+        """Begin when the client has taken the answers ahead: one that was made before and waited behind them
+        would tell what may not be told any more when its turn comes (DASPX-09).
+        """
+        await self.flow.drain()
+        if not cycle.disconnected:
+            await app(cycle.scope, receive, send)
 
     def _asks_too_much(self, cycle: RequestResponseCycle) -> bool:
         """Whether what is missing of a request that is being answered is too much to be read past."""
