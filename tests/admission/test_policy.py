@@ -205,7 +205,7 @@ async def test_a_session_is_shared_by_a_rule_that_names_it(door: House, alice: C
     assert (await alice.submit("shared.1", "c3")).status_code == 201
     assert (await bob.open("shared.1")).status_code == 200
     assert (await bob.page("shared.1")).json()["head"] == 2
-    handle = await door.handle()
+    handle = await door.worker.tenant("acme")
     authority = (await handle.snapshots.get()).revisions.authority
     found = []
     for command_id in ("c1", "c3"):
@@ -316,7 +316,7 @@ async def test_the_revisions_that_authorized_are_recorded_with_the_command(
     door: House, alice: Client
 ) -> None:
     await alice.open("s1")
-    handle = await door.handle()
+    handle = await door.worker.tenant("acme")
     authority = (await handle.snapshots.get()).revisions.authority
     found = []
     for n in range(3):
