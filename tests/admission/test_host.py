@@ -31,6 +31,7 @@ async def get(door: House, path: str) -> httpx.Response:
         return await client.get(path)
 
 
+@pytest.mark.unrestricted("a door that may not read settings does not know the boundary")
 @pytest.mark.requirement("DASP-CORE-012d")
 async def test_the_authority_says_who_it_is_and_what_it_keeps(
     door: House, alice: Client, raw: redis.Redis

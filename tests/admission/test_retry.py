@@ -183,6 +183,7 @@ async def test_a_retry_is_answered_whatever_else_refuses(
         raw.config_set("maxmemory", 0)
 
 
+@pytest.mark.unrestricted("its subject are settings that the door reads")
 @pytest.mark.requirement("DASP-CORE-012e")
 async def test_durability_below_the_operators_word_refuses_new_work_only(redis_url: str) -> None:
     async with house(redis_url) as trusting:

@@ -240,6 +240,7 @@ async def test_roles_decide_what_a_token_may_do(door: House, alice: Client) -> N
     assert (await operator.close("s1")).status_code == 202
 
 
+@pytest.mark.unrestricted("asks for a tenant that the user does not serve")
 async def test_an_unknown_tenant_is_503(door: House, raw: redis.Redis) -> None:
     before = everything(raw)
     token = f"lg1.nobody.{secrets.token_hex(4)}.{secrets.token_hex(8)}.{secrets.token_urlsafe(32)}"

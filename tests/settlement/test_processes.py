@@ -57,7 +57,7 @@ def handler(processes: Processes, name: str, *options: str) -> str:
 
 def settlement(processes: Processes, store_url: str, **settings: object) -> Process:
     """Start a settlement process on free ports."""
-    url = acl.login(store_url, Role.SIDECAR if "PEER" in settings else Role.SETTLEMENT)
+    url = acl.introduced(store_url, Role.SIDECAR if "PEER" in settings else Role.SETTLEMENT, TENANT)
     values = {"REDIS_URL": url, "PORT": 0, "METRICS_PORT": "off", **settings}
     if word := acl.declared():
         values["DECLARED_DURABILITY"] = word

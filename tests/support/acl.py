@@ -5,7 +5,7 @@ administrator. ``tests.restricted`` says for which tests.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,12 +20,18 @@ from shared.store.address import Address
 from shared.store.connection import Connection
 from shared.store.inspection import Boundary
 from shared.store.keys import SETTLERS, TENANTS
+from tests.support.raw import raw_client
 from tests.support.world import moved_scripts
 
 PASSWORD: Final = "the-same-in-every-test"
 _CLOCK_RULES: Final = ("%R~test:clock", "+get")
 _EXPECTED: Final = frozenset(
-    {("command", "config|get"), ("key", TENANTS.decode()), ("key", SETTLERS.decode())}
+    {
+        *(("command", "config|get", role) for role in Role),
+        ("key", TENANTS.decode(), Role.SIDECAR),
+        ("key", SETTLERS.decode(), Role.SETTLEMENT),
+        ("command", "zremrangebyscore", Role.SETTLEMENT),
+    }
 )
 """What services ask for and do without: the settings of the server, a sidecar the registry, and a central
 process that may not serve every tenant its part in their division.
@@ -66,18 +72,29 @@ def declared(word: Boundary | None = None) -> Boundary | None:
     return word or (Boundary.PROCESS_RESTART if _test.restricted else None)
 
 
+def _rules(role: Role, tenants: Sequence[str]) -> list[str]:
+    """Rules that take nothing back: another service of the test may be logged in as the same user."""
+    rules = [rule for rule in store_user(role, tenants[:1]).rules if rule != "resetchannels"]
+    for tenant in tenants[1:]:
+        rules += further_tenant(role, tenant)
+    return ["ACL", "SETUSER", role.value, "on", "#" + secret_digest(PASSWORD), *rules, *_CLOCK_RULES]
+
+
 async def grant(admin: Connection, role: Role, *tenants: str) -> None:
     """Make the user of a role, or let it serve these tenants too."""
     if not _test.restricted:
         return
-    # Rules that take nothing back: another service of the test may be logged in as the same user.
-    rules = [rule for rule in store_user(role, tenants[:1]).rules if rule != "resetchannels"]
-    for tenant in tenants[1:]:
-        rules += further_tenant(role, tenant)
-    password = "#" + secret_digest(PASSWORD)
-    await admin.call("ACL", "SETUSER", role.value, "on", password, *rules, *_CLOCK_RULES)
+    await admin.call(*_rules(role, tenants))
     if (await admin.call("CONFIG", "GET", "aclfile"))[1]:
         await admin.call("ACL", "SAVE")
+
+
+def introduced(url: str, role: Role, tenant: str) -> str:
+    """The URL with which a service logs in that is started before anything else knows its user."""
+    if _test.restricted:
+        with raw_client(url) as client:
+            client.execute_command(*_rules(role, [tenant]))
+    return login(url, role)
 
 
 def forget(client: redis.Redis) -> None:
@@ -93,13 +110,9 @@ async def note_refusals(admin: Connection) -> None:
         for entry in await admin.call("ACL", "LOG"):
             facts = {name.decode(): value for name, value in zip(entry[::2], entry[1::2], strict=True)}
             reason, what, user = (facts[name].decode() for name in ("reason", "object", "username"))
-            if user in list(Role) and not _expected(reason, what, user):
+            if user in list(Role) and (reason, what, user) not in _EXPECTED:
                 _test.refused.add(f"{reason} {what} to {user}")
         await admin.call("ACL", "LOG", "RESET")
-
-
-def _expected(reason: str, what: str, user: str) -> bool:
-    return (reason, what) in _EXPECTED and (what != TENANTS.decode() or user == Role.SIDECAR)
 
 
 def settings(folder: Path) -> dict[str, str]:
