@@ -61,7 +61,7 @@ class Plain:
 
     def lines(self, text: str) -> str:
         """Several lines, each indented, so that none of them looks like the beginning of a log line."""
-        lines = self._redacted(text[:_READ]).split("\n")
+        lines = text.split("\n")
         first, most = _LINES
         if len(lines) > most:
             lines = [*lines[:first], f"… ({len(lines) - most} more lines)", *lines[first - most :]]

@@ -10,7 +10,6 @@ import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -61,10 +60,9 @@ async def serve(processes: Processes, url: str, module: str = "admission_svc", *
     values = {"REDIS_URL": url, "PORT": 0, "METRICS_PORT": 0, **settings}
     env = {f"LOCKGATE_{name.upper()}": str(value) for name, value in values.items()}
     process = processes.python("-m", module, env=env)
-    await asyncio.to_thread(process.wait_for, r'"event": "listening"')
-    line = next(line for line in process.output.splitlines() if re.search(r'"event": "listening"', line))
-    said: dict[str, Any] = json.loads(line)
-    return Served(process, said["port"], said["metrics_port"])
+    line = (await asyncio.to_thread(process.wait_for, r"^.*\blistening\b.*$"))[0]
+    ports = [re.search(rf'\b{name}"?[=:] ?(\d+)', line) for name in ("port", "metrics_port")]
+    return Served(process, *(int(port[1]) for port in ports if port is not None))
 
 
 class Socket:
