@@ -23,6 +23,7 @@
 --@include recorded
 --@include charge
 local MAX_BRANCHES = 1024 -- unpack() gives up near 8,000 values
+local FACTS = 65 -- of a command after its admission: 64 application updates and its outcome
 local now = now_ms()
 local meta, refusal = enter(KEYS[1], now, ARGV[1], ARGV[2])
 if refusal then
@@ -66,7 +67,8 @@ end
 local seat, sequence = 'none', 0
 if in_session then
   sequence = session[2] + 1
-  if sequence > MAX_SAFE - 1000000 then
+  -- Whatever is open, this command among it, has the sequences it may need to end.
+  if sequence + FACTS * (session[5] + 1) > MAX_SAFE then
     return { 'SEQUENCE_EXHAUSTED', now }
   end
   if ARGV[6] == 's' then

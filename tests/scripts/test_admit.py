@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from shared.domain.guard import MAX_SAFE_INTEGER, TimeGuard
+from shared.domain.profile import MAX_UPDATES
 from shared.domain.records import Answer, Branch
 from shared.store.codes import Code
 from shared.store.connection import ReplyError
@@ -264,17 +265,24 @@ async def test_sequences_are_contiguous_per_session_under_concurrent_writers(wor
         assert [fact.sequence for fact in page.facts] == list(range(1, 51))
 
 
-@pytest.mark.parametrize(("head", "code"), [(-1, Code.OK), (0, Code.SEQUENCE_EXHAUSTED)])
-async def test_sequence_space_ends_before_it_wraps(world: World, head: int, code: Code) -> None:
-    """A million sequences are kept back, so that whatever was admitted can end."""
+@pytest.mark.requirement("DASPX-10")
+@pytest.mark.parametrize("opened", [0, 3])
+@pytest.mark.parametrize(("beyond", "code"), [(0, Code.OK), (1, Code.SEQUENCE_EXHAUSTED)])
+async def test_sequence_space_ends_before_it_wraps(
+    world: World, opened: int, beyond: int, code: Code
+) -> None:
+    """As many sequences are kept back as what is open, this command included, can need to end."""
     await world.open()
-    last = MAX_SAFE_INTEGER - 1_000_000 + head
-    await world.connection.call("HSET", world.keys.session("s1"), "head", last)
+    for n in range(opened):
+        assert (await world.admit(world.command(f"open-{n}"))).code is Code.OK
+    kept_back = (opened + 1) * (MAX_UPDATES + 1)
+    head = MAX_SAFE_INTEGER - kept_back - 1 + beyond
+    await world.connection.call("HSET", world.keys.session("s1"), "head", head)
     before = await world.dump()
     reply = await world.admit(world.command())
     assert reply.code is code
     if code is Code.OK:
-        assert reply.number(0) == last + 1
+        assert reply.number(0) == head + 1
     else:
         assert await world.dump() == before
 

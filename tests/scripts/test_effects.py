@@ -11,6 +11,7 @@ import pytest
 
 from shared.domain.decide import BranchChange, Change, apply
 from shared.domain.decide.change import Words
+from shared.domain.guard import MAX_SAFE_INTEGER
 from shared.domain.records import Fact
 from shared.store.codes import Code
 from shared.store.keys import turn_member
@@ -81,6 +82,25 @@ async def test_facts_alone_move_the_revision(world: World) -> None:
     assert (reply.text(0), reply.text(1)) == ("2", "")
     assert (await session_of(world)).head == 2
     assert (await session_of(world)).pending == 1
+
+
+@pytest.mark.requirement("DASPX-10")
+@pytest.mark.parametrize("left", [2, 1])
+async def test_facts_go_up_to_the_last_sequence_and_not_beyond(world: World, left: int) -> None:
+    new, _ = await held(world)
+    last = MAX_SAFE_INTEGER
+    await world.connection.call("HSET", world.keys.session("s1"), "head", last - left)
+    facts = (Fact("application", "c1", b'{"n":1}'), Fact("application", "c1", b'{"n":2}'))
+    op, before = await world.load(new), await world.dump()
+    reply = await world.commit(op, Change(facts=facts))
+    if left == 2:
+        assert reply.code is Code.OK
+        page = await world.reads.page("s1", last - 2, 10, world.revisions)
+        assert page is not None
+        assert [fact.sequence for fact in page.facts] == [last - 1, last]
+    else:
+        assert (reply.code, reply.text(0)) == (Code.INVALID, "sequence")
+        assert await world.dump() == before
 
 
 async def test_a_change_without_facts_or_decision_leaves_the_session_alone(world: World) -> None:

@@ -314,9 +314,13 @@ local facts = tonumber(ARGV[23])
 if facts > 0 and not session then
   return { 'INVALID', now, 'facts' }
 end
+local head = session and tonumber(session[2]) or 0
+if head + facts > MAX_SAFE then
+  return { 'INVALID', now, 'sequence' }
+end
 
 -- From here on only writes; facts first, so that the one write that can be refused by its own key comes before all.
-local head, outcome_seq, kept = session and tonumber(session[2]) or 0, '', 0
+local outcome_seq, kept = '', 0
 for _ = 1, facts do
   head = head + 1
   redis.call('XADD', KEYS[5], whole(head) .. '-0', 'k', ARGV[at], 'c', ARGV[at + 1], 'p', ARGV[at + 2], 't', whole(now))
