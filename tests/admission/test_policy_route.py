@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from shared.domain.policy_document import MAX_RULES
-from shared.store.registry import create_token, revoke_token
+from shared.store.registry import adopt_tenant, create_token, revoke_token
 from tests.admission.house import Client, House
 from tests.admission.looking import assert_refused, everything
 from tests.admission.ruling import allow, deny, rule
@@ -183,6 +183,18 @@ async def test_an_operator_that_is_revoked_meanwhile_changes_and_learns_nothing(
     expected = f'"{revision + 1}"' if match else None
     refused = await put(olga, allow("alice") if same else allow("mallory"), match=expected)
     assert_refused(refused, 401, kind="denied")
+    assert everything(raw) == before
+
+
+async def test_a_permission_of_a_retired_authority_changes_nothing_of_the_new_one(
+    door: House, olga: Client, raw: redis.Redis
+) -> None:
+    """Adopted after the door's last look; the numbers of two authorities' revisions say nothing together."""
+    revision = (await olga.http.get(PATH)).json()["revision"]
+    await adopt_tenant(door.admin, "acme")
+    raw.hset("lg:{acme}:meta", "policy_rev", revision)
+    before = everything(raw)
+    assert_refused(await put(olga, allow("mallory")), 401, kind="denied")
     assert everything(raw) == before
 
 
