@@ -39,6 +39,12 @@ def assert_refused(
     assert not hidden or hidden not in response.text, told
 
 
+def told(response: httpx.Response) -> tuple[int, bytes, list[tuple[str, str]]]:
+    """All that a response says, but for the time of day."""
+    headers = [(name, value) for name, value in response.headers.items() if name != "date"]
+    return response.status_code, response.content, headers
+
+
 def plain(method: str, target: str, *headers: bytes, body: bytes = b"") -> bytes:
     """A request as bytes, header lines as they are, that asks the server to close."""
     lines = [f"{method} {target} HTTP/1.1".encode(), b"host: door", b"connection: close", *headers]

@@ -48,7 +48,9 @@ async def test_no_sequences_left_refuses_new_commands_and_stores_nothing(
     assert (refused.status_code, refused.json()["disposition"]) == (503, "rejected")
     assert (refused.json()["error"], refused.json()["admission_sequence"]) == (REFUSED, None)
     assert "retry-after" not in refused.headers, "waiting does not help"
-    commands = [{"command_id": c, "name": "note.write", "input": {}} for c in ("c4", "c2", "c5")]
+    commands: list[dict[str, Any]] = [
+        {"command_id": c, "name": "note.write", "input": {}} for c in ("c4", "c2", "c5")
+    ]
     batch = await nearly.http.post("/v1/sessions/s1/commands:batch", json={"commands": commands})
     assert [receipt["disposition"] for receipt in batch.json()["receipts"]] == [
         "rejected",

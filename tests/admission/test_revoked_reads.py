@@ -17,7 +17,7 @@ from admission_svc import live
 from shared.store.connection import Arg, Connection
 from shared.store.wake import Wake
 from tests.admission.house import Client, House
-from tests.admission.looking import everything, read_reply
+from tests.admission.looking import everything, read_reply, told
 from tests.admission.slow import slow_connection
 from tests.admission.taking_away import WAYS, WHOLLY, apply, rule
 from tests.support.polling import wait_until
@@ -79,12 +79,6 @@ async def fill(door: House, client: Client) -> None:
     await door.work("settled", {"secret": 1}, session_id="s1")
     put = await client.http.put("/v1/sessions/s1/cursors/x", json={"cursor": 2})
     assert put.status_code == 200
-
-
-def told(response: httpx.Response) -> tuple[int, bytes, list[tuple[str, str]]]:
-    """All that a response says, but for the time of day."""
-    headers = [(name, value) for name, value in response.headers.items() if name != "date"]
-    return response.status_code, response.content, headers
 
 
 @pytest.mark.requirement("DASPX-09", "DASP-CORE-003d")
