@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -95,7 +96,7 @@ NAMES = [
 ]
 
 
-async def _decided(world: World, new: NewOperation, now: int, rights: Rights, **more: object) -> Reply:
+async def _decided(world: World, new: NewOperation, now: int, rights: Rights, **more: Any) -> Reply:
     reply = await world.decide(new, now, rights=rights, **more)
     assert reply is not None
     return reply

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 
 from settlement_svc import review as reviews
+from settlement_svc.contention import Verdict
 from settlement_svc.review import Review
 from settlement_svc.settle import Settler
 from shared.store.connection import StoreUnavailable
@@ -171,6 +173,30 @@ async def test_one_look_for_every_document_and_none_for_anything_else(
 
 
 @pytest.mark.requirement("RT-ADM-35")
+@pytest.mark.parametrize("hinted", [True, False])
+async def test_a_change_is_heard_of_by_a_hint_and_without_one_found_out(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, hinted: bool
+) -> None:
+    """Entered and never asking, or not entered and always asking."""
+    monkeypatch.setattr(reviews, "CHECK_S", 1e9 if hinted else 0.0)
+    async with Host.create(redis_url, contract(lease=LONG)) as host, contextlib.AsyncExitStack() as stack:
+        await host.open()
+        operation = await host.submit("c1")
+        looked = Looked(host, monkeypatch)
+        if hinted:
+            await stack.enter_async_context(looked.review)
+            await wait_until(lambda: host.runtime.wake.subscribed(TENANT))
+        assert await looked.whole() == 1
+        await apply(host)
+
+        async def found() -> bool:
+            await looked.whole()
+            return looked.members == [operation]
+
+        await wait_until(found)
+
+
+@pytest.mark.requirement("RT-ADM-35")
 async def test_a_page_that_the_store_interrupted_is_looked_at_again(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +211,20 @@ async def test_a_page_that_the_store_interrupted_is_looked_at_again(
             await looked.review.page()
         looked.failing = False
         assert (await looked.whole(), looked.members) == (1, [operation])
+        # The settler's own look: what concerns the whole store is no verdict on one operation.
+        settle = host.settler.settle
+
+        async def away(*_: object, **__: object) -> Verdict:
+            raise StoreUnavailable("away")
+
+        await apply(host, denied())
+        await learn(host)
+        monkeypatch.setattr(host.settler, "settle", away)
+        with pytest.raises(StoreUnavailable):
+            await host.settler.review.page()
+        monkeypatch.setattr(host.settler, "settle", settle)
+        await host.settler.review.page()
+        assert await settled(host, operation)
 
 
 async def test_a_look_that_costs_nothing(redis_url: str, raw: Any) -> None:
