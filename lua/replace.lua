@@ -303,9 +303,6 @@ end
 if phase == 'settled' then
   kept = kept - (string.match(op[3], '^%d+ %d+ %d+ (%d+)$') or 0)
 end
-if session and ARGV[18] ~= '' and (decision ~= '' or facts > 0) then
-  kept = kept + #ARGV[18] - redis.call('HSTRLEN', KEYS[4], 'state')
-end
 
 if session then
   local busy, pending, halted, turn_at = session[3], tonumber(session[5]), session[6], nil
@@ -332,16 +329,14 @@ if session then
       halted = operation
     end
   end
-  local changes = { 'head', whole(head), 'busy', busy, 'pending', whole(pending), 'halted', halted }
-  if ARGV[18] ~= '' then
-    changes[#changes + 1], changes[#changes + 2] = 'state', ARGV[18]
-    changes[#changes + 1], changes[#changes + 2] = 'state_rev', whole(session[4] + 1)
-  end
-  if kept ~= 0 then
-    changes[#changes + 1], changes[#changes + 2] = 'bytes', whole((session[7] or 0) + kept)
-  end
   if decision ~= '' or facts > 0 then
-    redis.call('HSET', KEYS[4], unpack(changes))
+    local changes = { 'head', whole(head), 'busy', busy, 'pending', whole(pending), 'halted', halted }
+    if ARGV[18] ~= '' then
+      kept = kept + #ARGV[18] - redis.call('HSTRLEN', KEYS[4], 'state')
+      changes[#changes + 1], changes[#changes + 2] = 'state', ARGV[18]
+      changes[#changes + 1], changes[#changes + 2] = 'state_rev', whole(session[4] + 1)
+    end
+    redis.call('HSET', KEYS[4], 'bytes', whole((session[7] or 0) + kept), unpack(changes))
   end
   if turn_at then
     redis.call('ZADD', KEYS[3], 'LT', turn_at, turn)
