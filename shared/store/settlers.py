@@ -26,14 +26,16 @@ class Settlers:
         one counts again with its next beat. Raises as a connection does.
         """
         now = await store_now_ms(self._connection)
-        *_, rows = unrefused(
+        _, flat = unrefused(
             await self._connection.pipeline(
-                ("ZADD", SETTLERS, now, member),
-                ("ZREMRANGEBYSCORE", SETTLERS, "-inf", now - _FORGOTTEN_MS),
-                ("ZRANGEBYSCORE", SETTLERS, f"({now - gone_ms}", f"({now + gone_ms}"),
+                ("ZADD", SETTLERS, now, member), ("ZRANGE", SETTLERS, 0, -1, "WITHSCORES")
             )
         )
-        return frozenset(row.decode() for row in rows)
+        ages = {name: now - int(float(beat)) for name, beat in zip(flat[::2], flat[1::2], strict=True)}
+        forgotten = [name for name, age in ages.items() if age > _FORGOTTEN_MS]
+        if forgotten:
+            await self._connection.call("ZREM", SETTLERS, *forgotten)
+        return frozenset(name.decode() for name, age in ages.items() if abs(age) < gone_ms)
 
     async def leave(self, member: str) -> None:
         """Take a process off the set."""
