@@ -100,7 +100,11 @@ class Central:
     async def _settle(self, name: str) -> None:
         handle = await _tenant(self._runtime, name)
         _log.info("settling", tenant=name)
-        await Settler(self._runtime, handle, self._turns).run()
+        try:
+            await Settler(self._runtime, handle, self._turns).run()
+        finally:
+            # What is not held is not looked at: the tenant is somebody else's now.
+            handle.snapshots.forget()
 
 
 class PeerSidecar:

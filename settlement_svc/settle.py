@@ -39,9 +39,9 @@ IDLE_S: Final = 2.0
 """How often a tenant with open work is looked at while nothing is due: a claim brings a wake-up forward
 without a hint.
 """
-QUIET_S: Final = 15.0
-"""How often one without open work is, whose next command comes with a hint: with a sidecar or two it costs
-less than a store command per second in all.
+QUIET_S: Final = 20.0
+"""How often one without open work is, whose next command comes with a hint: with its sidecar, all that is
+read regularly is less than a store command per second.
 """
 LOST_S: Final = 8.0
 """How often one whose store is lost is: five store commands each time."""

@@ -17,7 +17,7 @@ from shared.domain.errors import LockgateError
 from shared.store.outbox import Outbox, Request
 from shared.store.runtime import Runtime, TenantHandle
 
-BLOCK_MS: Final = 5_000
+BLOCK_MS: Final = 10_000
 """How long one read waits: an idle peer costs a store command each time."""
 _RELEASE_S: Final = 2.0
 _ALL: Final = 10_000
