@@ -92,7 +92,20 @@ def authorize(
         return verdict
     if session is not None and session.owner and not _readable(visit, action, session, now):
         raise NotFound
-    raise Denied("the token does not allow this")
+    ruled = visit.snapshot.policy.document is not None and _role_does(visit.caller, action)
+    raise Denied("the policy does not allow this" if ruled else "the token's roles do not allow this")
+
+
+def _as_caller(caller: Caller, action: Action) -> bool:
+    return "caller" in caller.roles and action in _CALLER_MAY
+
+
+def _as_operator(caller: Caller, action: Action) -> bool:
+    return caller.operator and action in _OPERATOR_MAY
+
+
+def _role_does(caller: Caller, action: Action) -> bool:
+    return _as_caller(caller, action) or _as_operator(caller, action)
 
 
 def may_open(visit: Visit, profile: str, contract: str) -> bool:
@@ -112,12 +125,10 @@ def _verdict(
     operator reads and closes all.
     """
     caller, policy = visit.caller, visit.snapshot.policy
-    as_caller = "caller" in caller.roles and action in _CALLER_MAY
-    as_operator = caller.operator and action in _OPERATOR_MAY
     if policy.document is None:
-        own = as_caller and session.owner in ("", caller.principal)
-        return policy.granted(now_ms) if own or as_operator else None
-    if not as_caller and not as_operator:
+        own = session.owner in ("", caller.principal) and _as_caller(caller, action)
+        return policy.granted(now_ms) if own or _as_operator(caller, action) else None
+    if not _role_does(caller, action):
         return None
     asked = AuthorizationInput(
         principal=caller.principal,
@@ -142,16 +153,23 @@ class Desk:
     async def visit(self, header: bytes | None) -> Visit:
         """The caller behind a header, as of the tenant's present snapshot.
 
-        Raises Denied (unauthenticated), or TenantLost where the tenant is unknown or its store was lost.
+        Raises Denied (unauthenticated), or TenantLost where the tenant is unknown or its store was lost. While
+        the store cannot be read, everybody is told that, also who brings no token or a malformed one.
         """
         if header is None:
+            await self._runtime.check_readable()
             raise Denied("a bearer token is needed", unauthenticated=True)
         digest = hashlib.sha256(header).digest()
         known = self._known.get(digest)
         if known is not None and known.snapshot is await known.handle.snapshots.get():
             self._check_expiry(known.expires_ms)
             return known
-        visit = await self._authenticate(_bearer(header))
+        try:
+            token = _bearer(header)
+        except Denied:
+            await self._runtime.check_readable()
+            raise
+        visit = await self._authenticate(token)
         if len(self._known) >= _REMEMBERED:
             self._known.clear()
         self._known[digest] = visit

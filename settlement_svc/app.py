@@ -27,6 +27,10 @@ from shared.domain.ids import IdKind, check
 from shared.store.registry import tenant_names
 from shared.store.runtime import Runtime, TenantHandle
 
+LOOK_S: Final = 60.0
+"""How often a sidecar looks whether its store is still the tenant's own without being cut off from it. A
+central process asks the registry all the time, and what a door notices is noted in the store, for all.
+"""
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 4.0
 """The longest pause between two looks for a tenant that is not there: four store commands each."""
@@ -210,7 +214,8 @@ async def serve(settings: SettlementSettings) -> None:
 @contextlib.asynccontextmanager
 async def _process(settings: SettlementSettings) -> AsyncIterator[Role]:
     """The role with everything around it: the store, health and metrics."""
-    async with Runtime(settings.redis_url, settings.declared_durability) as runtime:
+    look_s = LOOK_S if settings.peer else None
+    async with Runtime(settings.redis_url, settings.declared_durability, look_s) as runtime:
         role: Role = PeerSidecar(runtime, settings) if settings.peer else Central(runtime, settings.tenant)
         apart = OFF if settings.metrics_port == settings.port != 0 else settings.metrics_port
         with telemetry.MetricsServer(settings.host, apart) as metrics:

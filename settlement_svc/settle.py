@@ -209,8 +209,9 @@ class Settler:
         look for again.
 
         A pass over healthy work writes nothing. An item whose decision raises is parked and the others go
-        on. Raises Unavailable where the store as a whole cannot serve.
+        on. Raises Unavailable where the store as a whole cannot serve, before anything is read from it.
         """
+        await self._handle.snapshots.get()
         loop = asyncio.get_running_loop()
         if self._runtime.clock.suspect or not self._runtime.clock.known:
             return _SUSPECT_S

@@ -46,6 +46,7 @@ class Sidecar:
         self.peer: Final = peer
         self.handler: Final = Handler(endpoint)
         self._tenant = handle.tenant
+        self._snapshots = handle.snapshots
         self._outbox = Outbox(runtime.connection, runtime.address, handle.tenant, peer, self.holder, BLOCK_MS)
         self._leases = Leases(runtime, handle)
         self._carrier = Carrier(
@@ -92,6 +93,8 @@ class Sidecar:
             await self._free_slot()
             await self.handler.wait_reachable()
             try:
+                # Taking an entry is a write: none is taken from a store that is not the tenant's own.
+                await self._snapshots.get()
                 if not tidied:
                     await self._outbox.tidy()
                     tidied = True
@@ -154,6 +157,7 @@ class Sidecar:
         self.handler.close()
         await self._outbox.stop()
         with contextlib.suppress(LockgateError, OSError):
+            await self._snapshots.get()
             # What was handed out while reading stopped is known to nobody else until its claim time has
             # passed.
             for request in (await self._handed_out())[: self._concurrency]:
@@ -163,6 +167,7 @@ class Sidecar:
         self._leases.give_up()
         await self._wait_for_work(_RELEASE_S)
         with contextlib.suppress(LockgateError, OSError):
+            await self._snapshots.get()
             await self._outbox.leave()
         _log.info("drained", tenant=self._tenant, peer=self.peer, left=len(self._work))
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Sequence
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -38,7 +39,23 @@ _FIRST_PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 0.5
 _REST_S: Final = 0.25
 _AWAY: Final = "the store cannot be reached"
+_REFUSALS: Final = {
+    "LOADING": "the store is loading its data",
+    "BUSY": "the store is busy with a script",
+    "MASTERDOWN": "the store is a replica without its primary",
+    "WRONGPASS": "the store refuses the user name or password (WRONGPASS)",
+    "NOAUTH": "the store asks for a password (NOAUTH)",
+}
 _NOT_READY: Final = frozenset({"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"})
+
+
+def _why(error: Exception) -> str:
+    """Why no connection could be made, in words that tell nothing of the address or the password."""
+    if isinstance(error, ReplyError):
+        return _REFUSALS.get(error.code, str(error))
+    if isinstance(error, ssl.SSLError):
+        return "the store cannot be reached: its certificate or TLS does not fit"
+    return _AWAY
 
 
 async def handshake(address: Address, link: Link) -> None:
@@ -69,9 +86,21 @@ class Connection:
     All concurrent calls of one event loop share it. ``connect_s`` bounds how long a call waits for the socket
     (ms matter here, so a restart of the store is waited out); after it failed, calls are refused at once
     until a short pause is over.
+
+    ``on_open`` looks at the server behind a new socket before any call goes there, and keeps calls from it by
+    raising; ``on_lost`` hears that a socket is gone before a new one is made.
     """
 
-    def __init__(self, address: Address | str, limits: Limits | None = None, connect_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        address: Address | str,
+        limits: Limits | None = None,
+        connect_s: float = 2.0,
+        on_open: Callable[[Link], Awaitable[None]] | None = None,
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        self._on_open = on_open
+        self._on_lost = on_lost
         self._address = Address.parse(address) if isinstance(address, str) else address
         self._limits = limits or Limits()
         self._connect_s = connect_s
@@ -202,7 +231,7 @@ class Connection:
                 wait = pause * random.uniform(0.5, 1.0)  # noqa: S311
                 if refused or loop.time() + wait >= deadline:
                     self._not_before = loop.time() + _REST_S * random.uniform(0.5, 1.0)  # noqa: S311
-                    raise StoreUnavailable(str(error) if refused else _AWAY) from error
+                    raise StoreUnavailable(_why(error)) from error
             await asyncio.sleep(wait)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
@@ -210,6 +239,8 @@ class Connection:
         link = await self._address.open(lambda: Link(self._limits, self._lost))
         try:
             await handshake(self._address, link)
+            if self._on_open is not None:
+                await self._on_open(link)
             if link.gone:
                 raise ConnectionError
         except BaseException:
@@ -222,6 +253,8 @@ class Connection:
     def _lost(self, link: Link) -> None:
         if self._link is link:
             self._link = None
+            if self._on_lost is not None:
+                self._on_lost()
 
 
 class Script(Protocol):

@@ -125,8 +125,18 @@ class Continuity:
             return False
         if found.epoch < known.epoch or found.progress.is_behind(known.progress):
             return True
-        later = found.epoch > known.epoch and found.since is not None
-        return later and found.since is not None and found.since.is_behind(known.progress)
+        if found.epoch == known.epoch or found.since is None:
+            return False
+        return found.since.is_behind(known.progress)
+
+    def overdue_ms(self, found: Standing) -> int | None:
+        """The commit (store ms) that an older ``found`` lacks, where it lacks nothing else."""
+        if self._known is None:
+            return None
+        last = self._known.progress.last_ms
+        caught_up = msgspec.structs.replace(found.progress, last_ms=last)
+        lifted = msgspec.structs.replace(found, progress=caught_up)
+        return None if self.is_older(lifted) else last
 
     def saw(self, found: Standing) -> None:
         """``found`` was read and is not older."""

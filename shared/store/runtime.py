@@ -4,26 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import math
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
+from weakref import WeakSet
+
+import msgspec
 
 from shared.domain.errors import Unavailable
+from shared.domain.guard import TimeGuard
 from shared.store.address import Address
 from shared.store.clock import StoreClock
 from shared.store.codes import Code
-from shared.store.connection import Connection, Limits
+from shared.store.connection import Connection, Limits, ReplyError, ReplyLost
+from shared.store.continuity import STANDING_FIELDS, Continuity, Standing, read_standing
 from shared.store.contracts import Contracts
 from shared.store.inspection import Boundary, Durability, inspect, refusal
-from shared.store.keys import Keys
+from shared.store.keys import TENANTS, Keys
+from shared.store.link import Link, pack
 from shared.store.reads import TenantReads
 from shared.store.registry import store_now_ms
-from shared.store.replies import StoreRefusal, TenantLost
-from shared.store.scripts import TenantStore, missing_guard
-from shared.store.snapshot import SnapshotSource
+from shared.store.replies import NewOperation, Reply, Revisions, StoreRefusal, TenantLost
+from shared.store.scripts import Arg, TenantStore, missing_guard
+from shared.store.snapshot import SnapshotSource, registered_as
 from shared.store.wake import Wake
 
 _INSPECT_EVERY_S: Final = 5.0
+_ACCEPT_ROUNDS: Final = 3
 _KEEPS_DATA: Final = frozenset({"process-restart", "power-loss"})
+_LOOK_AT_ONCE: Final = 200
+_ASK_EVERY_S: Final = 1.0
+AWAY: Final = "the store cannot be reached"
+OLDER: Final = "the store was put back to an older copy of what it had acknowledged"
+PROMOTED: Final = "the store was promoted without proof that it holds every acknowledged write"
+REPLICA: Final = "the store is a replica; it must be the primary"
+logger: Final = logging.getLogger("lockgate.store.runtime")
 _BULK_LIMITS: Final = Limits(timeout_s=15.0)
 
 
@@ -39,37 +56,121 @@ def lost_by_restart(stored: str, boundary: str, durability: Durability) -> str |
     if stored == durability.replid:
         return None
     if durability.replid2 == stored:
-        return "the store was promoted without proof that it holds every acknowledged write"
+        return PROMOTED
     if not _keeps_data(boundary, durability) or not _keeps_data(durability.boundary, durability):
         return "the store was restarted without keeping every acknowledged write"
     return None
+
+
+class _Server:
+    """The calls of an inspection on a socket that serves nobody yet."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def call(self, *args: bytes | str | int) -> Any:
+        return await self._link.send(pack(args), 1)
+
+
+class _Witness(TenantStore):
+    """Remembers what it saw committed."""
+
+    def __init__(self, tenant: str, runtime: Runtime, continuity: Continuity) -> None:
+        super().__init__(tenant, runtime.connection, runtime.clock, runtime.accept_server)
+        self._continuity = continuity
+
+    async def _once(self, name: str, keys: Sequence[bytes], args: Sequence[Arg]) -> Reply:
+        reply = await super()._once(name, keys, args)
+        if name == "admit" and reply.code is Code.OK:
+            self._admitted(reply)
+        return reply
+
+    async def admit_many(
+        self, news: Sequence[NewOperation], revisions: Revisions, guard: TimeGuard
+    ) -> list[Reply | None]:
+        """See :meth:`TenantStore.admit_many`."""
+        replies = await super().admit_many(news, revisions, guard)
+        for reply in replies:
+            if reply is not None and reply.code is Code.OK:
+                self._admitted(reply)
+        return replies
+
+    def _admitted(self, reply: Reply) -> None:
+        self._continuity.committed(reply.number(3), reply.now_ms)
+
+    async def condemn(self, found: Standing, reason: str) -> Reply:
+        """Have everybody refused, as long as the store still stands as it was found."""
+        at = found.progress
+        judged = f"{found.epoch} {at.clocks} {at.policy} {at.directory}"
+        overdue = self._continuity.overdue_ms(found)
+        args = ["condemn", found.authority, judged, "" if overdue is None else overdue, reason]
+        return await self._once("epoch", [self.keys.meta], args)
 
 
 class TenantHandle:
     """Everything a service uses of one tenant."""
 
     def __init__(self, runtime: Runtime, tenant: str) -> None:
+        self._runtime = runtime
         self.tenant = tenant
         self.keys = Keys(tenant)
-        self.store = TenantStore(tenant, runtime.connection, runtime.clock, runtime.accept_server)
+        self.continuity = Continuity()
+        self.store = _Witness(tenant, runtime, self.continuity)
         self.reads = TenantReads(tenant, runtime.connection, runtime.bulk)
-        self.snapshots = SnapshotSource(tenant, runtime.connection)
+        self.snapshots = SnapshotSource(tenant, runtime.connection, self.judge)
         self.contracts = Contracts(tenant, runtime.bulk)
+
+    def reason_against(self, found: Standing) -> str | None:
+        """Why ``found`` is not this tenant's store as it was; None where it is, which is remembered."""
+        durability = self._runtime.durability
+        if self.continuity.is_older(found):
+            return OLDER
+        if durability is not None and found.replid != (durability.replid or ""):
+            reason = lost_by_restart(found.replid, found.boundary, durability)
+            if reason is not None:
+                return reason
+        self.continuity.saw(found)
+        return None
+
+    async def judge(self, found: Standing) -> None:
+        """Let a reading be used only where it is of this tenant's store as it was.
+
+        What is proven is noted in the store, so that a process that knows nothing is refused as well, and
+        after a further restart too. Raises TenantLost, or StoreRefusal on a replica.
+        """
+        durability = self._runtime.durability
+        if durability is not None and durability.role == "slave":
+            raise StoreRefusal(REPLICA)
+        reason = self.reason_against(found)
+        if reason is None:
+            return
+        if reason in (OLDER, PROMOTED):
+            logger.error("tenant %s is lost: %s", self.tenant, reason)
+            with contextlib.suppress(Unavailable):
+                await self.store.condemn(found, reason)
+        raise TenantLost(reason)
 
 
 class Runtime:
-    """Open once per process. ``declared`` is the operator's word on the durability boundary."""
+    """Open once per process. ``declared`` is the operator's word on the durability boundary; ``look_every_s``
+    is how long, at most, a store that was replaced under an open connection goes unnoticed; None never looks.
+    """
 
-    def __init__(self, url: str, declared: Boundary | None = None) -> None:
+    def __init__(self, url: str, declared: Boundary | None = None, look_every_s: float | None = 5.0) -> None:
+        self._look_every_s = math.inf if look_every_s is None else look_every_s
         self.address = Address.parse(url)
-        self.connection = Connection(self.address)
-        self.bulk = Connection(self.address, _BULK_LIMITS)
+        self.connection = Connection(self.address, on_open=self._meet, on_lost=self._doubt)
+        self.bulk = Connection(self.address, _BULK_LIMITS, on_lost=self._doubt)
         self.wake = Wake(self.address)
         self.clock = StoreClock()
         self.declared = declared
         self.durability: Durability | None = None
         self._tenants: dict[str, TenantHandle] = {}
+        self._handles: WeakSet[TenantHandle] = WeakSet()
         self._watcher: asyncio.Task[None] | None = None
+        self._asking = asyncio.Lock()
+        self._asked_at = -_ASK_EVERY_S
+        self._unreadable: str | None = None
 
     async def __aenter__(self) -> Self:
         """Start watching the server; a store that is away now is not an error, it is not ready."""
@@ -92,6 +193,7 @@ class Runtime:
         handle = self._tenants.get(name)
         if handle is None:
             handle = TenantHandle(self, name)
+            self._handles.add(handle)
             await handle.snapshots.get()
             handle = self._tenants.setdefault(name, handle)
         return handle
@@ -109,13 +211,31 @@ class Runtime:
         try:
             durability = self.durability or await self.refresh()
             unguarded = await missing_guard(self.connection)
-        except StoreRefusal as refused:
+        except (ReplyLost, OSError):
+            return AWAY
+        except Unavailable as refused:
             return refused.description
-        except (Unavailable, OSError):
-            return "the store cannot be reached"
         if not self.connection.connected:
-            return "the store cannot be reached"
+            return AWAY
         return unguarded or refusal(durability)
+
+    async def check_readable(self) -> None:
+        """Raise Unavailable where the store cannot be read: whoever is asked for a token then would learn
+        that it is bad, which nobody knows. The store is asked once a second at most.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._asking:
+            if loop.time() - self._asked_at >= _ASK_EVERY_S or not self.connection.connected:
+                self._unreadable = await self._why_unreadable()
+                self._asked_at = loop.time()
+        if self._unreadable is not None:
+            raise StoreRefusal(self._unreadable)
+
+    async def _why_unreadable(self) -> str | None:
+        try:
+            return await missing_guard(self.connection)
+        except (Unavailable, OSError) as error:
+            return AWAY if isinstance(error, (ReplyLost, OSError)) else error.description
 
     async def accept_server(self, store: TenantStore, authority: str) -> None:
         """Judge a server that came back with another replication id (DESIGN section 6).
@@ -123,27 +243,60 @@ class Runtime:
         The same primary restarted with everything on disk is a new epoch; a promotion, or a restart of a
         store that does not keep every acknowledged write, has lost the tenant.
         """
-        durability = await inspect(self.connection, self.declared)
-        self.durability = durability
-        row = await self.connection.call("HMGET", store.keys.meta, "replid", "boundary")
-        stored, boundary = (value.decode() if value is not None else "" for value in row)
-        if stored == durability.replid:
-            return
-        if durability.role == "slave":
-            raise StoreRefusal("the store is a replica; it must be the primary")
-        reason = lost_by_restart(stored, boundary, durability)
-        if reason is not None:
-            raise TenantLost(reason)
-        reply = await store.raise_epoch(authority, stored, durability.replid or "", durability.boundary)
-        if reply.code is Code.AUTHORITY_LOST:
-            raise TenantLost("the tenant's store is not the one its authority was recorded in")
+        durability = self.durability = await inspect(self.connection, self.declared)
+        for _ in range(_ACCEPT_ROUNDS):
+            found = read_standing(await self.connection.call("HMGET", store.keys.meta, *STANDING_FIELDS))
+            if found is None or found.authority != authority:
+                raise TenantLost("the tenant's store is not the one its authority was recorded in")
+            handle = self._tenants.get(store.tenant) or TenantHandle(self, store.tenant)
+            await handle.judge(found)
+            inspected = durability.replid or ""
+            if found.replid == inspected:
+                return
+            reply = await store.raise_epoch(authority, found.replid, inspected, durability.boundary)
+            if reply.code is Code.AUTHORITY_LOST:
+                raise TenantLost("the tenant's store is not the one its authority was recorded in")
+            if reply.code is Code.OK:
+                handle.continuity.saw(msgspec.structs.replace(found, epoch=reply.number(0)))
+                return
+
+    async def _meet(self, link: Link) -> None:
+        """Look at the server behind a new socket: it may be another one, or another life of the same."""
+        self.durability = await inspect(_Server(link), self.declared)
+
+    def _doubt(self) -> None:
+        for handle in self._handles:
+            handle.snapshots.doubt()
+
+    async def _look(self) -> None:
+        """See that every tenant's store is still the one it was, also where nobody asks for anything."""
+        handles = [handle for handle in self._tenants.values() if handle.snapshots.held is not None]
+        for start in range(0, len(handles), _LOOK_AT_ONCE):
+            some = handles[start : start + _LOOK_AT_ONCE]
+            registered, *rows = await self.connection.pipeline(
+                ("HMGET", TENANTS, *(handle.tenant for handle in some)),
+                *(("HMGET", handle.keys.meta, *STANDING_FIELDS) for handle in some),
+            )
+            # One error stands for all: whether it may be read is one question.
+            named = registered if isinstance(registered, list) else [registered] * len(some)
+            pairs = zip(some, named, rows, strict=True)
+            doubtful = [handle for handle, name, row in pairs if not _stands(handle, name, row)]
+            for handle in doubtful:
+                handle.snapshots.doubt()
+                with contextlib.suppress(Unavailable):
+                    await handle.snapshots.get()
 
     async def _watch(self) -> None:
         """Keep durability and clock current; while the clock is suspect, look for an operator's word."""
+        loop = asyncio.get_running_loop()
+        look_at = loop.time() + self._look_every_s
         while True:
             # Also a reply that was lost or an error while the store loads its data: it comes back.
             with contextlib.suppress(Unavailable, OSError):
                 await self.refresh()
+                if loop.time() >= look_at:
+                    await self._look()
+                    look_at = loop.time() + self._look_every_s
                 if self.clock.suspect:
                     await self._look_for_accepted_clock()
             await asyncio.sleep(1.0 if self.clock.suspect else _INSPECT_EVERY_S)
@@ -153,3 +306,19 @@ class Runtime:
             value = await self.connection.call("HGET", handle.keys.meta, "clock_accepted")
             if value is not None:
                 self.clock.accept(int(value.split()[0]))
+
+
+def _stands(handle: TenantHandle, registered: Any, row: Any) -> bool:
+    """Whether what was read of a tenant is the store that its snapshot is of."""
+    held = handle.snapshots.held
+    if held is None or isinstance(row, ReplyError):
+        return False
+    try:
+        found = read_standing(row)
+        return (
+            found is not None
+            and found.authority == held.revisions.authority == registered_as(registered, found.authority)
+            and handle.reason_against(found) is None
+        )
+    except Unavailable:
+        return False

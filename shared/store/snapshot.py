@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
@@ -17,6 +18,7 @@ from shared.domain.errors import InvalidInput
 from shared.domain.limits import TenantLimits
 from shared.domain.policy import Policy, PolicyDocument, read_policy
 from shared.store.connection import Connection, ReplyError
+from shared.store.continuity import STANDING_FIELDS, Standing, read_standing
 from shared.store.keys import TENANTS, Keys
 from shared.store.policies import FIELD
 from shared.store.reads import unrefused
@@ -47,9 +49,19 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class SnapshotSource:
-    """Gives the current snapshot of one tenant and reloads it on demand."""
+    """Gives the current snapshot of one tenant and reloads it on demand.
 
-    def __init__(self, tenant: str, connection: Connection) -> None:
+    ``judge`` hears of every reading before it is used, and keeps it from being used by raising.
+    """
+
+    def __init__(
+        self,
+        tenant: str,
+        connection: Connection,
+        judge: Callable[[Standing], Awaitable[None]] | None = None,
+    ) -> None:
+        self._judge = judge
+        self._doubts = self._resolved = 0
         self._tenant = tenant
         self._keys = Keys(tenant)
         self._connection = connection
@@ -59,19 +71,30 @@ class SnapshotSource:
 
     async def get(self) -> Snapshot:
         """The snapshot in use, read first if there is none."""
-        return self._current or await self.reload(None)
+        return self.held or await self.reload(None)
 
     async def reload(self, seen: Snapshot | None) -> Snapshot:
         """A snapshot other than ``seen``: the one in use if it moved on already, else a fresh reading.
 
-        Raises TenantLost where the registered authority and the stored one are missing or differ.
+        Raises TenantLost where the registered authority and the stored one are missing or differ, or the
+        store is not the one it was.
         """
-        if self._current is not None and self._current is not seen:
-            return self._current
+        held = self.held
+        if held is not None and held is not seen:
+            return held
         if self._loading is None:
             self._loading = asyncio.get_running_loop().create_task(self._load())
             self._loading.add_done_callback(self._loaded)
         return await asyncio.shield(self._loading)
+
+    @property
+    def held(self) -> Snapshot | None:
+        """The snapshot in use, if there is one."""
+        return self._current if self._resolved == self._doubts else None
+
+    def doubt(self) -> None:
+        """Read again before the next use: it may be another store that answers now."""
+        self._doubts += 1
 
     def forget(self) -> None:
         """Drop what is known: the next use reads it again."""
@@ -98,6 +121,7 @@ class SnapshotSource:
             self._current = None
 
     async def _load(self) -> Snapshot:
+        doubts = self._doubts
         meta = (
             "HMGET",
             self._keys.meta,
@@ -109,6 +133,7 @@ class SnapshotSource:
             "retired",
             "clock_accepted",
             "limits",
+            *STANDING_FIELDS,
         )
         # The revisions are read before what they cover: what changes in between is at worst newer than its
         # revision, which the first script or read then says has moved.
@@ -122,11 +147,14 @@ class SnapshotSource:
         if _forbidden(tenant_replies[0]):
             raise TenantLost(_UNKNOWN)
         row, members, document = unrefused(tenant_replies)
+        own, standing = row[: -len(STANDING_FIELDS)], read_standing(row[-len(STANDING_FIELDS) :])
         authority, policy, directory, epoch, boundary, retired, accepted, limits = (
-            value.decode() if value is not None else "" for value in row
+            value.decode() if value is not None else "" for value in own
         )
-        if not authority or _registered(registered, authority) != authority:
+        if standing is None or registered_as(registered, authority) != authority:
             raise TenantLost(_UNKNOWN)
+        if self._judge is not None:
+            await self._judge(standing)
         self._current = Snapshot(
             tenant=self._tenant,
             revisions=Revisions(authority, policy, directory),
@@ -135,25 +163,27 @@ class SnapshotSource:
             retired=frozenset(retired.split()),
             peers=frozenset(_peers.decode(member).peer for member in members),
             clock_accepted_ms=int(accepted.split()[0]) if accepted else 0,
-            policy=self._policy(policy, document),
+            policy=await self._policy(policy, document),
             limits=TenantLimits.parse(limits),
         )
+        self._resolved = doubts
         return self._current
 
-    def _policy(self, revision: str, stored: bytes | None) -> Policy:
+    async def _policy(self, revision: str, stored: bytes | None) -> Policy:
         """What is stored as a policy; a document is compiled once, however often other revisions move."""
         if stored is None:
             return Policy(revision)
         if self._document is None or self._document.text != stored:
             try:
-                self._document = read_policy(stored)
+                # Others are served while a large document is compiled.
+                self._document = await asyncio.to_thread(read_policy, stored)
             except InvalidInput as fault:
                 logger.error("the policy of tenant %s cannot be read: %s", self._tenant, fault.description)
                 return Policy.unreadable(revision)
         return Policy(revision, self._document)
 
 
-def _registered(reply: Any, authority: str) -> str:
+def registered_as(reply: Any, authority: str) -> str:
     """The authority the tenant is registered under, "" where it is not.
 
     A user that may not read the registry, which names every tenant, takes the tenant's own word for it.
