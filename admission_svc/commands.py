@@ -76,7 +76,7 @@ HALTED: Final = _rejected("conflict", "the session stopped at an uncertain outco
 EXHAUSTED: Final = _rejected("limit_exceeded", "the session has no sequences left")
 FULL: Final = _rejected("limit_exceeded", "the store takes no new work now", retryable=True)
 UNSUPPORTED: Final = _rejected("unsupported_command", "the session's profile has no such command")
-DENIED: Final = _rejected("denied", "the token does not allow this")
+DENIED: Final = _rejected("denied", "the policy does not allow this")
 """For a member of a batch: a command that came alone is refused without a receipt."""
 
 
