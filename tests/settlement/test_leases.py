@@ -173,7 +173,7 @@ async def test_a_lost_acknowledgement_of_an_answer_repeats_the_answer_and_not_th
 
         monkeypatch.setattr(far.handle.store, "answer", cut_off)
         # The reply that is cut has to be the answer's, not one to a look at what is due.
-        monkeypatch.setattr(far.settler, "sweep", nothing)
+        monkeypatch.setattr(far.settler, "_look", nothing)
         async with far.sidecar(handler.url):
             await host.submit("c1")
             assert (await host.outcome("c1"))["status"] == "completed"
