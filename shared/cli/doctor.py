@@ -26,7 +26,7 @@ from shared.store.connection import Connection, ReplyError
 from shared.store.footprint import Footprint, measure_footprint
 from shared.store.health import TenantHealth, look_after
 from shared.store.inspection import Boundary, Durability, inspect, number, read_info, refusal
-from shared.store.registry import store_now_ms, tenant_names
+from shared.store.registry import store_now_ms, tenant_names, unregistered_tenants
 
 _SAMPLE_ENTRIES: Final = 300
 _SAMPLE_OPERATIONS: Final = 100
@@ -105,7 +105,7 @@ async def examine(connection: Connection, declared: Boundary | None, measure: bo
     durability = await inspect(connection, declared)
     info = await read_info(connection, "memory", "persistence", "server")
     now, local = await store_now_ms(connection), time.time_ns() // 1_000_000
-    names = await tenant_names(connection)
+    names = [*await tenant_names(connection), *await unregistered_tenants(connection)]
     tenants = tuple([await look_after(connection, name, _SAMPLE_OPERATIONS) for name in names])
     findings = [*_of_store(durability, info)]
     for tenant in tenants:
@@ -145,8 +145,6 @@ def _of_store(durability: Durability, info: dict[str, str]) -> Iterator[Finding]
             f"the store uses {used} of {limit} bytes: it is out of memory",
             "raise maxmemory, or delete tenants or sessions that are not needed",
         )
-    if info.get("aof_last_write_status", "ok") != "ok":
-        yield Finding("the store's last write to its append-only file failed", "look at its disk and its log")
     if durability.boundary is Boundary.VOLATILE and why is None:
         yield Finding(
             "the store is volatile: a restart of it can lose what was acknowledged",
@@ -156,6 +154,8 @@ def _of_store(durability: Durability, info: dict[str, str]) -> Iterator[Finding]
 
 
 def _advice(durability: Durability) -> str:
+    if durability.disk_failed:
+        return "look at its disk and its log"
     if durability.role not in (None, "master"):
         return "name its primary with --redis-url"
     if durability.safe_eviction is False:

@@ -15,6 +15,7 @@ from shared.cli.base import (
     chosen_tenant,
     instant,
     json_option,
+    no_tenant,
     opened,
     print_facts,
     print_json,
@@ -46,17 +47,37 @@ tenant.add_command(tenant_acl)
 
 @tenant.command("create")
 @click.argument("name")
+@click.option(
+    "--new-authority",
+    is_flag=True,
+    help="Also where the name was used here before: what is left of that tenant is removed, its authority "
+    "retired.",
+)
+@click.option(
+    "--retire",
+    "retired",
+    multiple=True,
+    metavar="AUTHORITY",
+    help="An authority of this tenant that the store no longer knows of: its tokens and cursors are then "
+    "refused as such. May be repeated.",
+)
 @acl_option
 @redis_url_option
-def tenant_create(name: str, acl: bool, redis_url: str | None) -> None:
+def tenant_create(
+    name: str, new_authority: bool, retired: tuple[str, ...], acl: bool, redis_url: str | None
+) -> None:
     """Create tenant NAME with a fresh authority.
+
+    A tenant that the store knows is never made anew by accident: where its store was lost, adopt it.
 
     Example: lockgate tenant create acme
     """
 
     async def work() -> str:
         async with opened(redis_url) as connection:
-            return await registry.create_tenant(connection, name)
+            return await registry.create_tenant(
+                connection, name, new_authority=new_authority, retired=retired
+            )
 
     click.echo(f"tenant {name} created, authority {run(work())}")
     click.echo(f"next: lockgate token create alice --tenant {name}", err=True)
@@ -75,7 +96,10 @@ def tenant_list(as_json: bool, redis_url: str | None) -> None:
 
     async def work() -> list[dict[str, Any]]:
         async with opened(redis_url) as connection:
-            return [await _summary(connection, name) for name in await registry.tenant_names(connection)]
+            names = await registry.tenant_names(connection)
+            # Without a registry the store tells who there was; with one that is doctor's to look for.
+            names = names or await registry.unregistered_tenants(connection)
+            return [await _summary(connection, name) for name in names]
 
     found = run(work())
     if as_json:
@@ -104,7 +128,7 @@ def tenant_show(name: str, as_json: bool, redis_url: str | None) -> None:
 
     async def work() -> dict[str, Any]:
         async with opened(redis_url) as connection:
-            return await _summary(connection, await chosen_tenant(connection, name))
+            return await _summary(connection, await _known(connection, name))
 
     found = run(work())
     if as_json:
@@ -127,10 +151,19 @@ def tenant_show(name: str, as_json: bool, redis_url: str | None) -> None:
     )
 
 
+async def _known(connection: Connection, name: str) -> str:
+    """The tenant that was named, if its registration or anything it stored is there."""
+    if not await registry.is_known(connection, name):
+        raise no_tenant(name)
+    return name
+
+
 async def _summary(connection: Connection, name: str) -> dict[str, Any]:
     found: TenantSummary = await registry.show_tenant(connection, name)
     reason = await lost_reason(connection, name)
-    accepted = await connection.call("HGET", Keys(name).meta, "clock_accepted")
+    accepted = None
+    if reason is None:
+        accepted = await connection.call("HGET", Keys(name).meta, "clock_accepted")
     at, _, who = accepted.decode(errors="replace").partition(" ") if accepted else ("", "", "")
     return {
         "tenant": found.tenant,
@@ -156,15 +189,18 @@ def tenant_adopt(name: str, even_if_served: bool, yes: bool, redis_url: str | No
     """Serve a lost tenant again, as a new authority.
 
     What was promised under the old authority is given up: operations, sessions and tokens are removed, its
-    tokens are refused from then on. Contracts and peers stay. Restore the store from its disk first if you
-    can.
+    tokens are refused from then on. Contracts, peers, policy and limits stay. Bring back the store as it was
+    first if you can.
+
+    Also the way on after a store was restored from a backup while nothing ran: nobody saw that it is older,
+    so it needs --even-if-served.
 
     Example: lockgate tenant adopt acme
     """
 
     async def work() -> str:
         async with opened(redis_url) as connection:
-            reason = await lost_reason(connection, await chosen_tenant(connection, name))
+            reason = await lost_reason(connection, await _known(connection, name))
             if reason is None and not even_if_served:
                 raise Refused(
                     f"tenant {name} is not lost: adopting it would remove all it stores; "
@@ -192,7 +228,7 @@ def tenant_delete(name: str, yes: bool, redis_url: str | None) -> None:
 
     async def work() -> None:
         async with opened(redis_url) as connection:
-            await chosen_tenant(connection, name)
+            await _known(connection, name)
             _ask(yes, f"Delete tenant {name} with everything it stored?")
             await registry.delete_tenant(connection, name)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from shared.domain.limits import TenantLimits, TenantUsage
-from shared.store.connection import Connection
+from shared.store.connection import Connection, ReplyError
+from shared.store.continuity import STANDING_FIELDS, condemned, read_standing
 from shared.store.inspecting import Inspector
 from shared.store.inspection import inspect
 from shared.store.keys import TENANTS, Keys
 from shared.store.reads import unrefused
+from shared.store.registry import show_tenant
+from shared.store.replies import StoreRefusal
 from shared.store.runtime import lost_by_restart
 
 
@@ -34,25 +37,42 @@ class TenantHealth(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 async def lost_reason(connection: Connection, tenant: str) -> str | None:
-    """Why everybody is refused for this registered tenant, None where its store is the one it was."""
-    registered, row = unrefused(
-        await connection.pipeline(
-            ("HGET", TENANTS, tenant), ("HMGET", Keys(tenant).meta, "authority", "replid", "boundary")
-        )
+    """Why everybody is refused for this tenant, None where its store is the one it was, as far as the store
+    itself can tell: a copy that nobody has seen newer looks like the store.
+    """
+    registered, row = await connection.pipeline(
+        ("HGET", TENANTS, tenant), ("HMGET", Keys(tenant).meta, *STANDING_FIELDS)
     )
-    authority, replid, boundary = (value.decode() if value is not None else "" for value in row)
+    if isinstance(row, ReplyError) and row.code == "WRONGTYPE":
+        return "its record in the store holds something else"
+    registered, row = unrefused((registered, row))
+    authority, note = ((value or b"").decode(errors="replace") for value in (row[0], row[-1]))
     if not authority:
         return "its keys are gone from the store"
-    if registered is None or authority != registered.decode():
+    if (why := condemned(authority, note)) is not None:
+        return why
+    if registered is None:
+        return "its registration is gone from the store"
+    if authority != registered.decode():
         return "the store holds another authority's data"
+    try:
+        found = read_standing(row)
+    except StoreRefusal as unreadable:
+        return unreadable.description
     durability = await inspect(connection)
-    return None if durability.replid is None else lost_by_restart(replid, boundary, durability)
+    if found is None or durability.replid is None:
+        return None
+    return lost_by_restart(found.replid, found.boundary, durability)
 
 
 async def look_after(connection: Connection, tenant: str, sample: int) -> TenantHealth:
     """How the tenant stands, with up to ``sample`` operations measured."""
     k = Keys(tenant)
-    registered, row, earliest, due, parked, info = unrefused(
+    reason = await lost_reason(connection, tenant)
+    if reason is not None:
+        authority = (await show_tenant(connection, tenant)).authority
+        return TenantHealth(tenant=tenant, authority=authority, lost=reason)
+    authority, row, earliest, due, parked, info = unrefused(
         await connection.pipeline(
             ("HGET", TENANTS, tenant),
             ("HMGET", k.meta, "epoch", "last_ms", "usage", "limits", "replid"),
@@ -62,16 +82,12 @@ async def look_after(connection: Connection, tenant: str, sample: int) -> Tenant
             ("TIME",),
         )
     )
-    authority = (registered or b"").decode()
-    reason = await lost_reason(connection, tenant)
-    if reason is not None:
-        return TenantHealth(tenant=tenant, authority=authority, lost=reason)
     now = int(info[0]) * 1000 + int(info[1]) // 1000
     sampled, sampled_bytes = await Inspector(connection, tenant).stored_bytes(sample)
     replid = (await inspect(connection)).replid
     return TenantHealth(
         tenant=tenant,
-        authority=authority,
+        authority=authority.decode(),
         lost=None,
         epoch=int(row[0]),
         server_moved=replid is not None and row[4] != replid.encode(),

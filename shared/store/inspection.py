@@ -42,6 +42,14 @@ _SURVIVABLE: Final[tuple[tuple[Boundary, str], ...]] = (
     (Boundary.PROCESS_RESTART, "restart or kill of the store's process"),
     (Boundary.POWER_LOSS, "power loss and operating system crash, on the operator's word about the volume"),
 )
+_SETTINGS: Final = (
+    "appendonly",
+    "appendfsync",
+    "no-appendfsync-on-rewrite",
+    "maxmemory-policy",
+    "save",
+    "stop-writes-on-bgsave-error",
+)
 _NEVER_SURVIVED: Final = (
     "failure of the storage itself",
     "failover to a replica that had not received the write",
@@ -51,7 +59,8 @@ _NEVER_SURVIVED: Final = (
 class Durability(msgspec.Struct, frozen=True, kw_only=True):
     """One inspection. ``None`` stands for what the store refused to tell.
 
-    ``maxmemory`` is in bytes, 0 means no limit. ``replid`` changes on every restart and promotion of the
+    ``maxmemory`` is in bytes, 0 means no limit. ``disk_failed``: it cannot write and refuses every change
+    until it can. ``replid`` changes on every restart and promotion of the
     store.
     """
 
@@ -69,6 +78,7 @@ class Durability(msgspec.Struct, frozen=True, kw_only=True):
     safe_eviction: bool | None
     covers: tuple[str, ...]
     does_not_cover: tuple[str, ...]
+    disk_failed: bool = False
 
     def published(self) -> dict[str, Any]:
         """The ``durability`` member of ``/v1/authority``."""
@@ -89,9 +99,7 @@ async def inspect(client: Caller, declared: Boundary | None = None) -> Durabilit
     durability.
     """
     info = await read_info(client, "server", "memory", "persistence", "replication")
-    config = await read_config(
-        client, "appendonly", "appendfsync", "no-appendfsync-on-rewrite", "maxmemory-policy"
-    )
+    config = await read_config(client, *_SETTINGS)
     aof = _aof(info, config)
     appendfsync = config.get("appendfsync")
     boundary = _boundary(aof, appendfsync, config.get("no-appendfsync-on-rewrite"), declared)
@@ -111,6 +119,7 @@ async def inspect(client: Caller, declared: Boundary | None = None) -> Durabilit
         safe_eviction=None if policy is None else policy == "noeviction",
         covers=tuple(_covered(boundary, declared)),
         does_not_cover=tuple(_uncovered(boundary, declared, appendfsync)),
+        disk_failed=_disk_failed(info, config),
     )
 
 
@@ -130,6 +139,8 @@ def refusal(durability: Durability) -> str | None:
     """
     if durability.role not in (None, "master"):
         return f"the store is a {durability.role}: transitions are decided on a primary only"
+    if durability.disk_failed:
+        return "the store cannot write to its disk and refuses every change"
     if durability.safe_eviction is False:
         return (
             f"maxmemory-policy is {durability.maxmemory_policy}: under memory pressure the store would drop "
@@ -173,6 +184,12 @@ def _boundary(
     if declared is Boundary.POWER_LOSS and lazy_rewrite == "no":
         return Boundary.POWER_LOSS
     return Boundary.PROCESS_RESTART
+
+
+def _disk_failed(info: Mapping[str, str], config: Mapping[str, str]) -> bool:
+    snapshots = config.get("save") != "" and config.get("stop-writes-on-bgsave-error") == "yes"
+    no_snapshot = snapshots and info.get("rdb_last_bgsave_status") == "err"
+    return no_snapshot or info.get("aof_last_write_status") == "err"
 
 
 def _covered(boundary: Boundary, declared: Boundary | None) -> Iterator[str]:

@@ -9,8 +9,10 @@ tenant is lost, and the same call brings it to its end.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -30,6 +32,7 @@ from shared.store.replies import Reply, TenantLost
 GROUP = "work"
 """The consumer group of every outbox."""
 
+_AUTHORITY: Final = re.compile("[0-9a-f]{32}")
 _tokens = msgspec.json.Decoder(TokenRecord)
 
 
@@ -150,6 +153,9 @@ async def create_tenant(
     from there. With it those keys are removed and the authorities of old are retired: their tokens are
     refused as such. ``retired`` adds those that only the operator knows of.
     """
+    for given in retired:
+        if _AUTHORITY.fullmatch(given) is None:
+            raise InvalidInput("retired", "an authority is 32 hexadecimal digits")
     old = await _remains(connection, tenant)
     if old.registered:
         raise Conflict(f"tenant {tenant} exists already; if its store was lost, adopt it")
