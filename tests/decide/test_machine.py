@@ -475,7 +475,7 @@ class Life(RuleBasedStateMachine):
 @pytest.mark.case(54)
 @pytest.mark.timeout(600)  # shrinking a failure takes its time
 def test_no_life_of_commands_breaks_a_promise(redis_url: str) -> None:
-    run_state_machine_as_test(
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
         cast("type[Life]", lambda: Life(redis_url)),
         settings=settings(
             max_examples=30,
