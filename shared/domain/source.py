@@ -20,6 +20,8 @@ from shared.domain.shape import quoted
 from shared.domain.strict import Json, verify
 
 MAX_BUNDLE_BYTES: Final = 262_144
+MAX_YAML_VALUES: Final = 100_000
+"""Names and values of a YAML document: its reader is slow, so more of them must be written as JSON."""
 
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _WORDS: Final[dict[str, Json]] = {
@@ -72,7 +74,7 @@ class _Builder:
 
     def _document(self, events: Iterator[Any]) -> object:
         result: object = None
-        documents = 0
+        documents = values = 0
         # Open containers, each with the key that waits for its value: an empty list where none does.
         open_at: list[tuple[dict[str, object] | list[object], list[str]]] = []
         for event in events:
@@ -83,6 +85,10 @@ class _Builder:
             elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
                 open_at.pop()
             elif isinstance(event, yaml.NodeEvent):
+                values += 1
+                if values > MAX_YAML_VALUES:
+                    rule = f"must not hold more than {MAX_YAML_VALUES} names and values; write it as JSON"
+                    raise InvalidInput(self._root, rule, code=InputFault.TOO_LARGE)
                 value = self._node(event)
                 if not open_at:
                     result = value
