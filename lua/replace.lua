@@ -343,7 +343,7 @@ if session then
   end
 end
 -- Settling is never refused for a quota; a count that cannot be read is left alone and doctor tells.
-local usage = (kept ~= 0 or phase == 'settled') and numbers(meta.usage, USAGE)
+local usage = numbers(meta.usage, USAGE)
 if usage then
   usage[BYTES], usage[OPEN] = usage[BYTES] + kept, usage[OPEN] - (phase == 'settled' and 1 or 0)
   redis.call('HSET', KEYS[1], 'last_ms', whole(now), 'usage', formatted(usage))
