@@ -19,6 +19,7 @@ from shared.domain.events import Renderer
 from shared.domain.guard import TimeGuard
 from shared.domain.ids import command_operation_id
 from shared.domain.limits import Exceeded
+from shared.domain.policy import Authorization
 from shared.store.codes import Code
 from shared.store.connection import ReplyLost
 from shared.store.inspection import refusal
@@ -146,9 +147,12 @@ class Sessions:
 
         Raises InvalidInput beyond the head, Unavailable where the session holds no more of them.
         """
-        await self.view(visit, session_id)
+        record = await visit.handle.reads.session(session_id, visit.revisions)
+        permission = await _may_read(visit, record)
         field = cursor_field(visit.caller.principal, client)
-        reply = await visit.handle.store.put_cursor(session_id, field, cursor, visit.revisions)
+        reply = await visit.handle.store.put_cursor(
+            session_id, field, cursor, visit.revisions, permission.expires_ms
+        )
         if reply.code is Code.OK:
             return reply.number(0)
         if reply.code is Code.INVALID:
@@ -164,10 +168,10 @@ class Sessions:
         record = await visit.handle.reads.session(session_id, visit.revisions)
         if record is None:
             raise NotFound
-        authorize(visit, "session.close", await _ref(visit, record))
+        permission = authorize(visit, "session.close", await _ref(visit, record))
         if record.phase == "closed":
             return True
-        reply = await visit.handle.store.close_session(session_id, visit.revisions)
+        reply = await visit.handle.store.close_session(session_id, visit.revisions, permission.expires_ms)
         if reply.code is Code.OK:
             return False
         if reply.code is Code.NOT_FOUND:
@@ -206,10 +210,15 @@ async def _ref(visit: Visit, record: SessionRecord) -> SessionRef:
     return SessionRef(record.session_id, record.owner, record.profile, contract.id if contract else "")
 
 
-async def _known(visit: Visit, record: SessionRecord | None) -> SessionRecord:
+async def _may_read(visit: Visit, record: SessionRecord | None) -> Authorization:
     if record is None or record.phase == "closed":
         raise NotFound
-    authorize(visit, "session.read", await _ref(visit, record))
+    return authorize(visit, "session.read", await _ref(visit, record))
+
+
+async def _known(visit: Visit, record: SessionRecord | None) -> SessionRecord:
+    await _may_read(visit, record)
+    assert record is not None, "what is missing may not be read"
     return record
 
 

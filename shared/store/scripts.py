@@ -392,10 +392,10 @@ class TenantStore:
             keys.append(key)
         return keys.index(key) + 1
 
-    async def close_session(self, session_id: str, revisions: Revisions) -> Reply:
-        """Begin to close a session for good."""
-        k = self.keys
-        return await self._session(session_id, "close", [k.session(session_id), k.due], [], revisions)
+    async def close_session(self, session_id: str, revisions: Revisions, expiry: int | None = None) -> Reply:
+        """Begin to close a session for good, on a permission that ends at ``expiry`` (store ms)."""
+        keys = [self.keys.session(session_id), self.keys.due]
+        return await self._session(session_id, "close", keys, [], revisions, expiry)
 
     async def turn(
         self,
@@ -444,13 +444,13 @@ class TenantStore:
         ]
         return await self._session(session_id, "purge", keys, ["1" if last else "0"], revisions)
 
-    async def put_cursor(self, session_id: str, client: str, cursor: int, revisions: Revisions) -> Reply:
+    async def put_cursor(
+        self, session_id: str, client: str, cursor: int, revisions: Revisions, expiry: int | None = None
+    ) -> Reply:
         """Move a client's cursor forward, never back and never beyond the head (DASP-CORE-012h)."""
-        k = self.keys
-        keys = [k.session(session_id), k.due, k.cursors(session_id)]
-        return await self._session(
-            session_id, "cursor", keys, [client, cursor, CLIENTS_PER_SESSION], revisions
-        )
+        keys = [self.keys.session(session_id), self.keys.due, self.keys.cursors(session_id)]
+        args: list[Arg] = [client, cursor, CLIENTS_PER_SESSION]
+        return await self._session(session_id, "cursor", keys, args, revisions, expiry)
 
     async def _session(
         self,

@@ -86,6 +86,30 @@ async def test_a_permission_that_ran_out_opens_no_session(
     assert (await alice.open("s1")).status_code == 201
 
 
+@pytest.mark.requirement("RT-AUTH-06", "RT-AUTH-09")
+@pytest.mark.parametrize("verb", ["put_cursor", "close_session"])
+async def test_a_permission_that_ran_out_neither_moves_a_cursor_nor_closes(
+    door: House, alice: Client, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    await alice.open("s1")
+    await alice.submit("s1", "c1")
+
+    async def ask() -> httpx.Response:
+        if verb == "close_session":
+            return await alice.close("s1")
+        return await alice.http.put("/v1/sessions/s1/cursors/web", json={"cursor": 1})
+
+    await rule(door, allow("alice", ttlMs=TTL_MS))
+    assert (await alice.page("s1")).status_code == 200
+    before = everything(raw)
+    with monkeypatch.context() as patched:
+        await delayed(door, verb, patched)
+        assert_refused(await ask(), 503, "window", kind="unavailable")
+    assert everything(raw) == before
+    await rule(door, allow("alice"))
+    assert (await ask()).is_success
+
+
 Race = Callable[[House, Client], Awaitable[Any]]
 
 
