@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from settlement_svc.contention import ROUNDS, Undecidable, Verdict, back_off_s
+from shared.domain.decide import right_to_assign
 from shared.domain.ids import command_operation_id
 from shared.domain.records import Operation
 from shared.store.codes import Code
@@ -82,7 +83,7 @@ class Sessions:
         if following is not None:
             terms, rights = await self._settler.basis(following, snapshot.policy)
             branch = following.branches[0]
-            right = rights("branch.assign", 0, branch.peer, branch.attempt)
+            right = right_to_assign(rights, branch.peer, branch.attempt)
             if not right.allowed:
                 # Never sent: it ends where it waits, and the next one is looked at (RT-ADM-37).
                 await self._settler.decide(following.id, session_id)

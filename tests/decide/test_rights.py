@@ -168,8 +168,21 @@ async def test_what_is_asked_is_what_the_branch_is_about_to_do(
     assert change is not None
     assert change.decision is not None
     assert change.decision.reason == "revoked"
-    spared = apply(op, terms(), only([action, "branch.assign"]), "due", when)
+    spared = apply(op, terms(), only([action, "branch.assign", "claim"]), "due", when)
     assert spared is None or spared.decision is None or spared.decision.reason != "revoked"
+
+
+@pytest.mark.requirement("RT-AUTH-08", "RT-ADM-35")
+@pytest.mark.parametrize("scene", [_offered, _queued, _waiting, _lost_open])
+async def test_a_peer_that_may_not_claim_is_given_nothing(world: World, scene: Scene) -> None:
+    """Waiting for it until the deadline would be waiting for nobody."""
+    now = await world.start()
+    new, when = await scene(world, now)
+    op = await world.load(new)
+    change = apply(op, terms(), without("claim"), "due", when)
+    assert change is not None
+    assert change.decision is not None
+    assert change.decision.reason == "revoked"
 
 
 @pytest.mark.requirement("RT-AUTH-08", "RT-BR-05")

@@ -7,6 +7,6 @@ authority.
 from __future__ import annotations
 
 from shared.domain.decide.change import Assertion, BranchChange, Change
-from shared.domain.decide.command import Event, Rights, Terms, apply
+from shared.domain.decide.command import Event, Rights, Terms, apply, right_to_assign
 
-__all__ = ["Assertion", "BranchChange", "Change", "Event", "Rights", "Terms", "apply"]
+__all__ = ["Assertion", "BranchChange", "Change", "Event", "Rights", "Terms", "apply", "right_to_assign"]

@@ -74,8 +74,10 @@ def apply(op: Operation, terms: Terms, rights: Rights, event: Event, now_ms: int
     closing = event == "session-closing" or (op.seat is not None and op.seat.phase == "closing")
     if closing and branch.gate == "closed" and not leased:
         return _session_closed(op, terms)
-    action: Action = "answer" if answered else "claim" if leased else "branch.assign"
-    right = rights(action, 0, branch.peer, branch.attempt)
+    if answered or leased:
+        right = rights("answer" if answered else "claim", 0, branch.peer, branch.attempt)
+    else:
+        right = right_to_assign(rights, branch.peer, branch.attempt)
     if not right.allowed:
         return _revoked(op, terms)
     if answered:
@@ -83,6 +85,15 @@ def apply(op: Operation, terms: Terms, rights: Rights, event: Event, now_ms: int
     if leased:
         return _rearm(op, branch.until_ms)
     return _while(right, _unleased(op, terms, rights, now_ms))
+
+
+def right_to_assign(rights: Rights, peer: str, attempt: int) -> Authorization:
+    """The right to give the branch to a peer that may claim it too: who may not is given nothing."""
+    assign = rights("branch.assign", 0, peer, attempt)
+    if not assign.allowed:
+        return assign
+    claim = rights("claim", 0, peer, attempt)
+    return claim if not claim.allowed or claim.expires_ms < assign.expires_ms else assign
 
 
 def _while(right: Authorization, change: Change | None) -> Change | None:
@@ -125,7 +136,7 @@ def _next_peer(op: Operation, rights: Rights) -> tuple[str, Authorization] | Non
     later = [peer for peer in candidates if peer > branch.peer]
     earlier = [peer for peer in candidates if peer < branch.peer]
     for peer in (*later, *earlier, branch.peer):
-        right = rights("branch.assign", 0, peer, branch.attempt + 1)
+        right = right_to_assign(rights, peer, branch.attempt + 1)
         if right.allowed:
             return peer, right
     return None
