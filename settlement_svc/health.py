@@ -18,7 +18,7 @@ from shared.serving.bounds import Bounds
 from shared.serving.server import GuestServer, Serving, listen
 
 _STOPS_IN_S: Final = 2
-_BOUNDS: Final = Bounds(connections=256, arrival_s=10.0, unread_s=10.0)
+BOUNDS: Final = Bounds(connections=256, arrival_s=10.0, unread_s=10.0)
 Unready = Callable[[], Awaitable[str | None]]
 
 
@@ -47,7 +47,7 @@ async def serve_health(settings: SettlementSettings, unready: Unready) -> AsyncI
     """Serve health for as long as the block runs; gives the port. Raises OSError where the port is taken."""
     listener = listen(settings.host, settings.port)
     app = health_app(unready, with_metrics=settings.metrics_port == settings.port != 0)
-    config = Serving(app, _BOUNDS, "settlement", lifespan="off", timeout_graceful_shutdown=_STOPS_IN_S)
+    config = Serving(app, BOUNDS, "settlement", lifespan="off", timeout_graceful_shutdown=_STOPS_IN_S)
     server = GuestServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
