@@ -33,7 +33,7 @@ _EVERY: Final = (
 _FIRST: Final[dict[str, tuple[str, ...]]] = {
     "admit.lua": ("admit", "quotas", "entry"),
     "lookup.lua": ("admit", "session", "entry"),
-    "epoch.lua": ("epoch", "entry"),
+    "epoch.lua": ("epoch", "condemned", "entry"),
     "registry.lua": ("registry",),
     "session_open.lua": ("session", "quotas", "entry"),
     "lease.lua": ("lease", "claim", "answer", "entry"),

@@ -10,7 +10,7 @@
 --            nobody is served from this copy any more, whatever they know
 --   clock: 3 who
 --          the store's present time is true, whatever was committed later than it
--- Replies {code, now, ...}: OK epoch (accept) · AUTHORITY_LOST
+-- Replies {code, now, ...}: OK epoch (accept) · AUTHORITY_LOST · INVALID which
 --   CONFLICT (accept: another process was first, or the server changed again; condemn: not what was judged)
 -- Facts written: none.
 -- Invariants: the epoch, the count of accepted clocks and, but for an accepted clock, the last commit only rise; what
@@ -57,6 +57,9 @@ if verb == 'condemn' then
   return { 'OK', now }
 end
 
+if verb ~= 'clock' then
+  return { 'INVALID', now, 'verb' }
+end
 redis.call('HSET', KEYS[1], 'last_ms', stamp, 'clock_accepted', stamp .. ' ' .. ARGV[3],
   'clocks', string.format('%.0f', clocks + 1))
 return { 'OK', now }
