@@ -23,7 +23,7 @@ from shared.domain.policy import Action, Authorization, AuthorizationInput, Poli
 from shared.store.reads import SnapshotMoved
 from shared.store.replies import Revisions, TenantLost
 from shared.store.runtime import Runtime, TenantHandle
-from shared.store.snapshot import Snapshot
+from shared.store.snapshot import NOT_SERVED, Snapshot
 from shared.telemetry import STALE_SNAPSHOTS
 
 T = TypeVar("T")
@@ -153,8 +153,8 @@ class Desk:
     async def visit(self, header: bytes | None) -> Visit:
         """The caller behind a header, as of the tenant's present snapshot.
 
-        Raises Denied (unauthenticated), or TenantLost where the tenant is unknown or its store was lost. While
-        the store cannot be read, everybody is told that, also who brings no token or a malformed one.
+        Raises Denied (unauthenticated), or TenantLost where the tenant is unknown or its store was lost.
+        While the store cannot be read, everybody is told that, also who brings no token or a malformed one.
         """
         if header is None:
             await self._runtime.check_readable()
@@ -169,7 +169,11 @@ class Desk:
         except Denied:
             await self._runtime.check_readable()
             raise
-        visit = await self._authenticate(token)
+        try:
+            visit = await self._authenticate(token)
+        except TenantLost:
+            # Why is for those whom a token made known: to others a tenant is not even there.
+            raise TenantLost(NOT_SERVED) from None
         if len(self._known) >= _REMEMBERED:
             self._known.clear()
         self._known[digest] = visit
@@ -264,7 +268,7 @@ def _check_authority(token: Token, snapshot: Snapshot) -> None:
         return
     if any(retired.startswith(token.authority8) for retired in snapshot.retired):
         raise Denied("the token belongs to a retired authority", unauthenticated=True)
-    raise TenantLost("the tenant's store is not the one this token was made for")
+    raise TenantLost(NOT_SERVED)
 
 
 def _fits(token: Token, record: TokenRecord) -> bool:

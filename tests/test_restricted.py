@@ -1,4 +1,4 @@
-"""The mode that runs services under restricted users: it restricts, and a refused command does not go unseen."""
+"""The mode that runs services under restricted users: it restricts, and no refused command goes unseen."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from shared.store.registry import PeerRecord, find_token
 from shared.store.replies import Revisions, TenantLost
 
 _TOKENS_REMEMBERED = 10_000
-_UNKNOWN: Final = "the tenant is unknown here or its store was lost"
+NOT_SERVED: Final = "the tenant is unknown here or its store was lost"
 """Also for a tenant that this process may not serve: who asks learns no more of it than of one that never
 was."""
 logger: Final = logging.getLogger("lockgate.store.snapshot")
@@ -145,14 +145,14 @@ class SnapshotSource:
         )
         registered, *tenant_replies = replies
         if _forbidden(tenant_replies[0]):
-            raise TenantLost(_UNKNOWN)
+            raise TenantLost(NOT_SERVED)
         row, members, document = unrefused(tenant_replies)
         own, standing = row[: -len(STANDING_FIELDS)], read_standing(row[-len(STANDING_FIELDS) :])
         authority, policy, directory, epoch, boundary, retired, accepted, limits = (
             value.decode() if value is not None else "" for value in own
         )
         if standing is None or registered_as(registered, authority) != authority:
-            raise TenantLost(_UNKNOWN)
+            raise TenantLost(NOT_SERVED)
         if self._judge is not None:
             await self._judge(standing)
         self._current = Snapshot(

@@ -20,8 +20,9 @@ def told(result: Any) -> dict[str, str]:
     return dict(re.findall(r"^password of (\S+): (\S+)$", result.stderr, re.MULTILINE))
 
 
-def pasted(raw: redis.Redis, result: Any) -> list[str]:
+def pasted(client: redis.Redis, result: Any) -> list[str]:
     """Give every printed command to the store; the names of its users."""
+    raw: Any = client
     lines = [line.split(" ") for line in result.stdout.splitlines() if line.startswith("ACL ")]
     for words in lines:
         assert raw.execute_command(*words) in (b"OK", "OK", True)
@@ -58,7 +59,8 @@ def test_a_user_is_exactly_what_was_printed_whatever_it_was_before(
     lockgate: Lockgate, raw: redis.Redis
 ) -> None:
     lockgate("tenant", "create", "acme")
-    raw.execute_command("ACL", "SETUSER", "lockgate-sidecar-acme", "on", "nopass", "~*", "&*", "+@all")
+    anything: Any = raw
+    anything.execute_command("ACL", "SETUSER", "lockgate-sidecar-acme", "on", "nopass", "~*", "&*", "+@all")
     pasted(raw, lockgate("tenant", "acl", "acme", "--role", "sidecar"))
     found: Any = raw.acl_getuser("lockgate-sidecar-acme")
     flags = found["flags"]

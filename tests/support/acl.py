@@ -92,13 +92,15 @@ async def grant(admin: Connection, role: Role, *tenants: str) -> None:
 def introduced(url: str, role: Role, tenant: str) -> str:
     """The URL with which a service logs in that is started before anything else knows its user."""
     if _test.restricted:
-        with raw_client(url) as client:
+        with raw_client(url) as raw:
+            client: Any = raw
             client.execute_command(*_rules(role, [tenant]))
     return login(url, role)
 
 
-def forget(client: redis.Redis) -> None:
+def forget(raw: redis.Redis) -> None:
     """Remove what earlier tests granted: every test says itself whom its services serve."""
+    client: Any = raw
     client.execute_command("ACL", "DELUSER", *Role)
 
 
