@@ -26,7 +26,7 @@ from shared import telemetry
 from shared.domain.decide import Change, Event, Rights, Terms, apply
 from shared.domain.errors import LockgateError, Unavailable
 from shared.domain.ids import MAX_SAFE
-from shared.domain.policy import Policy
+from shared.domain.policy import Policy, PolicyUnreadable
 from shared.domain.records import Operation
 from shared.store.codes import Code
 from shared.store.connection import ReplyError, ReplyLost, StoreUnavailable
@@ -271,6 +271,9 @@ class Settler:
                 progress = await self.settle(member) in (Verdict.SETTLED, Verdict.ADVANCED)
         except (StoreRefusal, StoreUnavailable, ReplyLost):
             raise
+        except PolicyUnreadable:
+            # Nothing is wrong with the item, and its deadline needs no permission: look again soon.
+            progress = False
         except Exception as error:  # it concerns this item alone and must not stop the others
             if isinstance(error, ReplyError) and error.code != "WRONGTYPE":
                 raise

@@ -305,6 +305,26 @@ async def _none_parked(parked: Parked) -> bool:
     return not await parked.items()
 
 
+@pytest.mark.requirement("RT-AUTH-05")
+async def test_work_that_nobody_knows_may_go_on_waits_and_is_not_parked(redis_url: str, raw: Any) -> None:
+    async with Host.create(redis_url, contract(execution="concurrent")) as host:
+        await host.open()
+        operation = await host.submit("c1")
+        await host.store_answer(await host.grant(operation), Answer(result=msgspec.Raw(b'{"ok":true}')))
+        raw.hset(host.handle.keys.policy, "document", "what is this")
+        raw.hincrby(host.handle.keys.meta, "policy_rev", 1)
+        host.handle.snapshots.forget()
+        before = raw.zscore(host.handle.keys.due, operation)
+        await host.settler.sweep()
+        assert not await Parked(host.admin, TENANT).items()
+        assert raw.zscore(host.handle.keys.due, operation) == before
+        raw.hdel(host.handle.keys.policy, "document")
+        raw.hincrby(host.handle.keys.meta, "policy_rev", 1)
+        host.handle.snapshots.forget()
+        async with host.settling():
+            assert (await host.outcome("c1"))["status"] == "completed"
+
+
 async def test_the_list_of_parked_items_forgets_what_another_process_settled(redis_url: str) -> None:
     async with Host.create(redis_url, contract()) as host:
         await host.open()
