@@ -72,7 +72,8 @@ _SCRIPTS: Final[dict[Role, tuple[str, ...]]] = {
     Role.SETTLEMENT: ("replace", "session", "epoch", "lookup"),
 }
 _CALLS: Final[dict[Role, tuple[str, ...]]] = {
-    Role.ADMISSION: _READS,
+    # Batches run as transactions.
+    Role.ADMISSION: (*_READS, "multi", "exec"),
     Role.SIDECAR: (*_SETTLES, "exists", "xreadgroup", "xgroup|delconsumer", "xinfo|consumers"),
     Role.SETTLEMENT: _SETTLES,
 }

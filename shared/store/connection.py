@@ -292,31 +292,51 @@ async def evalsha(
     return await conn.call("EVAL" + kind, script.source, len(keys), *keys, *args)
 
 
+_TOGETHER: Final = 25
+"""Calls that the store runs without serving anybody else in between."""
+
+
 async def evalsha_many(
     conn: Connection, script: Script, calls: Iterable[tuple[Sequence[Arg], Sequence[Arg]]]
 ) -> list[Reply]:
-    """Run a script once per (keys, args), all in one write; every member ends on its own, refusals as values.
+    """Run a script once per (keys, args), strictly in that order; every member ends on its own, refusals as
+    values: ReplyError, ReplyLost (it may have run) or StoreUnavailable (it has not).
 
-    Members that met NOSCRIPT are sent again, in their order, after those that ran. A value may be ReplyError,
-    ReplyLost (this member may have run) or StoreUnavailable (it has not). Raises the latter two only where
-    they hold for all.
+    After members of which it is not known that they ran, no later one is sent. Raises the latter two where
+    not even the first ones are known to have run.
     """
-    rests = [(len(keys), *keys, *args) for keys, args in calls]
-    ends: list[Reply] = await conn.pipeline(*[("EVALSHA", script.sha, *rest) for rest in rests])
-    for done in range(1, _LOADS + 1):
-        again = _not_run(ends)
-        if not again:
-            break
-        verb: tuple[Arg, Arg] = ("EVALSHA", script.sha) if done < _LOADS else ("EVAL", script.source)
+    rests: list[tuple[Arg, ...]] = [(len(keys), *keys, *args) for keys, args in calls]
+    ends: list[Reply] = []
+    for at in range(0, len(rests), _TOGETHER):
+        group = rests[at : at + _TOGETHER]
         try:
-            await conn.load(script)
-            replies = await conn.pipeline(*[(*verb, *rests[place]) for place in again])
+            ends += await _evalsha_group(conn, script, group)
         except Unavailable as error:
-            replies = [error] * len(again)
-        for place, reply in zip(again, replies, strict=True):
-            ends[place] = reply
+            if not ends:
+                raise
+            ends += [error] * len(group)
+            return ends + [StoreUnavailable("what came before it has no reply")] * (len(rests) - len(ends))
     return ends
 
 
-def _not_run(ends: list[Reply]) -> list[int]:
-    return [place for place, end in enumerate(ends) if isinstance(end, ReplyError) and end.code == "NOSCRIPT"]
+async def _evalsha_group(conn: Connection, script: Script, rests: Sequence[tuple[Arg, ...]]) -> list[Reply]:
+    """Run a few as one transaction. A store that forgets the script meanwhile, and is taught it again by
+    somebody else, would else run a later member before an earlier one; so either all meet NOSCRIPT or none.
+    """
+    for _ in range(_LOADS):
+        ends = await _together(conn, [("EVALSHA", script.sha, *rest) for rest in rests])
+        if not any(isinstance(end, ReplyError) and end.code == "NOSCRIPT" for end in ends):
+            return ends
+        await conn.load(script)
+    return await _together(conn, [("EVAL", script.source, *rest) for rest in rests])
+
+
+async def _together(conn: Connection, commands: Sequence[Sequence[Arg]]) -> list[Reply]:
+    """Run commands one after another with nothing in between; the replies, refusals as values."""
+    begun, *_, ends = await conn.pipeline(("MULTI",), *commands, ("EXEC",))
+    if isinstance(begun, ReplyError):
+        raise ReplyLost(f"the store ran no transaction ({begun.code}); each command may have run alone")
+    if isinstance(ends, ReplyError):
+        raise StoreUnavailable(f"the store refused a transaction ({ends.code})")
+    ran: list[Reply] = ends
+    return ran

@@ -153,7 +153,7 @@ class TenantStore:
     async def admit_many(
         self, news: Sequence[NewOperation], revisions: Revisions, guard: TimeGuard
     ) -> list[Reply | None]:
-        """Admit several, in their order and in one write, each on its own merits.
+        """Admit several, in their order, a few in one write, each on its own merits.
 
         None stands for a member whose reply was lost or concerns the store as a whole: ask for it again by
         :meth:`admit`, which resolves or raises that; whatever happened, it admits at most once.

@@ -210,21 +210,60 @@ async def test_many_keep_their_order_when_the_script_had_to_be_loaded(connection
     assert await connection.call("LRANGE", "list", 0, -1) == [str(n).encode() for n in range(50)]
 
 
+@pytest.mark.case(96)
+async def test_many_keep_their_order_whenever_the_script_is_forgotten(
+    connection: Connection, redis_url: str, raw: redis.Redis
+) -> None:
+    """Far more than the store reads at a time, while others empty its cache and fill it again."""
+    append = lua.pin("append", "return redis.call('RPUSH', KEYS[1], ARGV[1])\n")
+    rounds, members, padding = 30, 200, "x" * 2_000
+    done = asyncio.Event()
+
+    async def forget_and_learn() -> None:
+        async with Connection(redis_url) as other:
+            while not done.is_set():
+                await other.call("SCRIPT", "FLUSH", "SYNC")
+                await other.load(append)
+
+    disturbing = [asyncio.create_task(forget_and_learn()) for _ in range(2)]
+    for number in range(rounds):
+        first = number * members
+        calls = [([b"list"], [str(first + n), padding]) for n in range(members)]
+        assert await evalsha_many(connection, append, calls) == list(range(first + 1, first + members + 1))
+    done.set()
+    await asyncio.gather(*disturbing)
+    assert raw.lrange("list", 0, -1) == [str(n).encode() for n in range(rounds * members)]
+
+
+async def test_many_run_not_at_all_where_memory_is_out(connection: Connection, raw: redis.Redis) -> None:
+    write = lua.pin("write", "#!lua\nreturn redis.call('RPUSH', KEYS[1], ARGV[1])\n")
+    calls = [([b"list"], [str(n)]) for n in range(3)]
+    assert await evalsha_many(connection, write, calls) == [1, 2, 3]
+    raw.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(StoreUnavailable):
+            await evalsha_many(connection, write, calls)
+    finally:
+        raw.config_set("maxmemory", 0)
+    assert raw.llen("list") == 3
+
+
 class Scripted(Connection):
-    """Answers from a list what a store would have to be caught doing: forgetting a script amid a pipeline."""
+    """Answers transactions from a list: what a store would have to be caught doing."""
 
     def __init__(self, *rounds: list[Reply] | Exception, load: Exception | None = None) -> None:
         super().__init__("redis://nowhere")
         self.rounds = list(rounds)
-        self.sent: list[list[Any]] = []
+        self.sent: list[tuple[str, list[Any]]] = []
         self.load_error = load
 
     async def pipeline(self, *commands: Any) -> list[Reply]:
-        self.sent.append([command[-1] for command in commands])
+        assert (commands[0], commands[-1]) == (("MULTI",), ("EXEC",))
+        self.sent.append((commands[1][0], [command[-1] for command in commands[1:-1]]))
         replies = self.rounds.pop(0)
         if isinstance(replies, Exception):
             raise replies
-        return replies
+        return [b"OK", *[b"QUEUED"] * (len(commands) - 2), replies]
 
     async def load(self, script: Script) -> None:
         if self.load_error is not None:
@@ -232,32 +271,47 @@ class Scripted(Connection):
 
 
 CALLS: list[tuple[list[bytes], list[str]]] = [([b"k"], [name]) for name in "abcd"]
-GONE = "NOSCRIPT gone"
+NAMES = ["a", "b", "c", "d"]
+NONE_KNOWN: list[Reply] = [ReplyError("NOSCRIPT gone") for _ in CALLS]
 
 
-async def test_only_members_that_did_not_run_are_sent_again() -> None:
-    connection = Scripted([1, ReplyError(GONE), 3, ReplyError(GONE)], [ReplyError(GONE), 4], [2])
+async def test_many_are_sent_again_together_and_at_last_with_the_text() -> None:
+    connection = Scripted(NONE_KNOWN, NONE_KNOWN, NONE_KNOWN, [1, 2, 3, 4])
     assert await evalsha_many(connection, RUN, CALLS) == [1, 2, 3, 4]
-    assert connection.sent == [["a", "b", "c", "d"], ["b", "d"], ["b"]]
-
-
-async def test_a_loss_in_a_later_round_is_told_for_its_members_only() -> None:
-    lost = ReplyLost("gone")
-    connection = Scripted([1, ReplyError(GONE), 3, ReplyError(GONE)], lost)
-    assert await evalsha_many(connection, RUN, CALLS) == [1, lost, 3, lost]
-
-
-async def test_members_whose_script_cannot_be_loaded_have_not_run() -> None:
-    connection = Scripted([1, ReplyError(GONE), 3, ReplyError("OOM x")], load=StoreUnavailable("x"))
-    ends = await evalsha_many(connection, RUN, CALLS)
-    assert ends[0] == 1
-    assert isinstance(ends[1], StoreUnavailable)
-    assert ends[2] == 3
-    assert isinstance(ends[3], ReplyError)
-    assert len(connection.sent) == 1
+    assert connection.sent == [("EVALSHA", NAMES)] * 3 + [("EVAL", NAMES)]
 
 
 @pytest.mark.parametrize("error", [ReplyLost("gone"), StoreUnavailable("away")])
-async def test_a_first_round_that_fails_is_told_for_all(error: Exception) -> None:
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+async def test_a_round_that_fails_is_told_for_all(error: Exception, rounds: int) -> None:
     with pytest.raises(type(error)):
-        await evalsha_many(Scripted(error), RUN, CALLS)
+        await evalsha_many(Scripted(*[NONE_KNOWN] * rounds, error), RUN, CALLS)
+
+
+async def test_many_whose_script_cannot_be_loaded_have_not_run() -> None:
+    with pytest.raises(StoreUnavailable):
+        await evalsha_many(Scripted(NONE_KNOWN, load=StoreUnavailable("x")), RUN, CALLS)
+
+
+@pytest.mark.parametrize("error", [ReplyLost("gone"), StoreUnavailable("away")])
+async def test_none_is_sent_after_members_that_may_not_have_run(error: Exception) -> None:
+    """A later round that fails is told for its members; those behind them have not run."""
+    many = [([b"k"], [str(n)]) for n in range(60)]
+    connection = Scripted(list(range(25)), NONE_KNOWN, error)
+    ends = await evalsha_many(connection, RUN, many)
+    assert ends[:25] == list(range(25))
+    assert ends[25:50] == [error] * 25
+    assert [type(end) for end in ends[50:]] == [StoreUnavailable] * 10
+    sent = [[str(n) for n in range(25)], *[[str(n) for n in range(25, 50)]] * 2]
+    assert connection.sent == [("EVALSHA", names) for names in sent]
+
+
+async def test_without_transactions_nobody_knows_what_ran(own_store: EmbeddedStore) -> None:
+    """The members ran one by one: the caller finds out by identity."""
+    async with Connection(own_store.url) as admin:
+        rules = ("on", ">secret", "~*", "&*", "+@all", "-multi")
+        await admin.call("ACL", "SETUSER", "narrow", *rules)
+    async with Connection(own_store.url.replace("unix://", "unix://narrow:secret@")) as narrow:
+        await narrow.load(RUN)
+        with pytest.raises(ReplyLost, match="NOPERM"):
+            await evalsha_many(narrow, RUN, [([b"runs"], ["1"])])
