@@ -172,10 +172,10 @@ async def create_tenant(
     if not await connection.call("HSETNX", TENANTS, tenant, authority):
         raise Conflict(f"tenant {tenant} exists already; if its store was lost, adopt it")
     before = tuple(dict.fromkeys((*retired, *old.authorities)))
-    if old.has_keys:
-        await _take_out_of_service(connection, tenant, old)
-        await _delete_keys(connection, tenant, keep=())
+    await _take_out_of_service(connection, tenant, old)
     await _retire(connection, tenant, before)
+    if old.has_keys:
+        await _delete_keys(connection, tenant, keep=())
     await _write_meta(connection, tenant, authority, _Remains(True, False, "", before))
     return authority
 
