@@ -105,14 +105,17 @@ class Continuity:
 
     def __init__(self) -> None:
         self._known: Standing | None = None
+        self._last_ms = 0
 
-    def committed(self, epoch: int, at_ms: int) -> None:
-        """A write was acknowledged in ``epoch``, at the store's ``at_ms``."""
+    def committed(self, at_ms: int, epoch: int | None = None) -> None:
+        """A write was acknowledged at the store's ``at_ms``, in ``epoch`` where its reply told."""
         known = self._known
-        if known is None or epoch < known.epoch or at_ms <= known.progress.last_ms:
+        if known is None:
             return
-        progress = msgspec.structs.replace(known.progress, last_ms=at_ms)
-        self._known = msgspec.structs.replace(known, epoch=epoch, progress=progress)
+        self._last_ms = max(self._last_ms, at_ms)
+        if epoch is not None and epoch >= known.epoch and at_ms > known.progress.last_ms:
+            progress = msgspec.structs.replace(known.progress, last_ms=at_ms)
+            self._known = msgspec.structs.replace(known, epoch=epoch, progress=progress)
 
     def is_older(self, found: Standing) -> bool:
         """Whether ``found`` is a copy from before something this process knows of the same authority.
@@ -123,21 +126,21 @@ class Continuity:
         known = self._known
         if known is None or known.authority != found.authority:
             return False
-        if found.epoch < known.epoch or found.progress.is_behind(known.progress):
+        newest = msgspec.structs.replace(known.progress, last_ms=self._last_ms)
+        if found.epoch < known.epoch or found.progress.is_behind(newest):
             return True
+        # What an epoch began with is held against nothing but what is known to be from before it.
         if found.epoch == known.epoch or found.since is None:
             return False
         return found.since.is_behind(known.progress)
 
     def overdue_ms(self, found: Standing) -> int | None:
-        """The commit (store ms) that an older ``found`` lacks, where it lacks nothing else."""
-        if self._known is None:
-            return None
-        last = self._known.progress.last_ms
-        caught_up = msgspec.structs.replace(found.progress, last_ms=last)
-        lifted = msgspec.structs.replace(found, progress=caught_up)
-        return None if self.is_older(lifted) else last
+        """The commit (store ms) that ``found`` lacks, None where it is not older or lacks more than that."""
+        caught_up = msgspec.structs.replace(found.progress, last_ms=self._last_ms)
+        lacks_more = self.is_older(msgspec.structs.replace(found, progress=caught_up))
+        return self._last_ms if self.is_older(found) and not lacks_more else None
 
     def saw(self, found: Standing) -> None:
         """``found`` was read and is not older."""
-        self._known = found
+        # It is as far as anything known, or its clock is another one since.
+        self._known, self._last_ms = found, found.progress.last_ms

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import random
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self
@@ -34,6 +35,8 @@ from shared.store.wake import Wake
 _INSPECT_EVERY_S: Final = 5.0
 _ACCEPT_ROUNDS: Final = 3
 _KEEPS_DATA: Final = frozenset({"process-restart", "power-loss"})
+_COMMITTING: Final = frozenset({"admit", "session_open", "replace", "open", "answer", "release", "close"})
+"""Scripts, and verbs of scripts, that never answer OK without having committed something."""
 _LOOK_AT_ONCE: Final = 200
 _ASK_EVERY_S: Final = 1.0
 AWAY: Final = "the store cannot be reached"
@@ -81,8 +84,9 @@ class _Witness(TenantStore):
 
     async def _once(self, name: str, keys: Sequence[bytes], args: Sequence[Arg]) -> Reply:
         reply = await super()._once(name, keys, args)
-        if name == "admit" and reply.code is Code.OK:
-            self._admitted(reply)
+        if reply.code is Code.OK and (name in _COMMITTING or args[0] in _COMMITTING):
+            # Only an admission tells its epoch.
+            self._continuity.committed(reply.now_ms, reply.number(3) if name == "admit" else None)
         return reply
 
     async def admit_many(
@@ -92,11 +96,8 @@ class _Witness(TenantStore):
         replies = await super().admit_many(news, revisions, guard)
         for reply in replies:
             if reply is not None and reply.code is Code.OK:
-                self._admitted(reply)
+                self._continuity.committed(reply.now_ms, reply.number(3))
         return replies
-
-    def _admitted(self, reply: Reply) -> None:
-        self._continuity.committed(reply.number(3), reply.now_ms)
 
     async def condemn(self, found: Standing, reason: str) -> Reply:
         """Have everybody refused, as long as the store still stands as it was found."""
@@ -168,6 +169,7 @@ class Runtime:
         self._tenants: dict[str, TenantHandle] = {}
         self._handles: WeakSet[TenantHandle] = WeakSet()
         self._watcher: asyncio.Task[None] | None = None
+        self._doubts = asyncio.Event()
         self._asking = asyncio.Lock()
         self._asked_at = -_ASK_EVERY_S
         self._unreadable: str | None = None
@@ -267,9 +269,33 @@ class Runtime:
     def _doubt(self) -> None:
         for handle in self._handles:
             handle.snapshots.doubt()
+        self._doubts.set()
+
+    async def _watch(self) -> None:
+        """Keep durability and clock current, and see that every tenant's store is still the one it was, also
+        where nobody asks; while the clock is suspect, look for an operator's word.
+        """
+        loop = asyncio.get_running_loop()
+        look_at = loop.time() + self._look_every_s
+        while True:
+            # Also a reply that was lost or an error while the store loads its data: it comes back.
+            with contextlib.suppress(Unavailable, OSError):
+                await self.refresh()
+                self._doubts.clear()
+                if loop.time() >= look_at:
+                    await self._look()
+                    look_at = loop.time() + self._look_every_s
+                await self._resolve()
+                if self.clock.suspect:
+                    await self._look_for_accepted_clock()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0 if self.clock.suspect else _INSPECT_EVERY_S):
+                    await self._doubts.wait()
+            # The store may be away for longer.
+            await asyncio.sleep(random.uniform(0.05, 0.2))  # noqa: S311
 
     async def _look(self) -> None:
-        """See that every tenant's store is still the one it was, also where nobody asks for anything."""
+        """Doubt what is known of every tenant whose store reads otherwise."""
         handles = [handle for handle in self._tenants.values() if handle.snapshots.held is not None]
         for start in range(0, len(handles), _LOOK_AT_ONCE):
             some = handles[start : start + _LOOK_AT_ONCE]
@@ -279,27 +305,16 @@ class Runtime:
             )
             # One error stands for all: whether it may be read is one question.
             named = registered if isinstance(registered, list) else [registered] * len(some)
-            pairs = zip(some, named, rows, strict=True)
-            doubtful = [handle for handle, name, row in pairs if not _stands(handle, name, row)]
-            for handle in doubtful:
-                handle.snapshots.doubt()
+            for handle, name, row in zip(some, named, rows, strict=True):
+                if not _stands(handle, name, row):
+                    handle.snapshots.doubt()
+
+    async def _resolve(self) -> None:
+        """Read what is in doubt, so that what is wrong is noted before anybody else goes on with it."""
+        for handle in list(self._tenants.values()):
+            if handle.snapshots.in_doubt:
                 with contextlib.suppress(Unavailable):
                     await handle.snapshots.get()
-
-    async def _watch(self) -> None:
-        """Keep durability and clock current; while the clock is suspect, look for an operator's word."""
-        loop = asyncio.get_running_loop()
-        look_at = loop.time() + self._look_every_s
-        while True:
-            # Also a reply that was lost or an error while the store loads its data: it comes back.
-            with contextlib.suppress(Unavailable, OSError):
-                await self.refresh()
-                if loop.time() >= look_at:
-                    await self._look()
-                    look_at = loop.time() + self._look_every_s
-                if self.clock.suspect:
-                    await self._look_for_accepted_clock()
-            await asyncio.sleep(1.0 if self.clock.suspect else _INSPECT_EVERY_S)
 
     async def _look_for_accepted_clock(self) -> None:
         for handle in list(self._tenants.values()):

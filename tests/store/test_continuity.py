@@ -68,10 +68,10 @@ def test_an_epoch_that_was_given_to_an_older_copy_is_told_by_what_it_began_with(
 @pytest.mark.requirement("DASP-CORE-012g")
 def test_a_commit_that_was_acknowledged_is_known() -> None:
     continuity = knowing(STANDING)
-    continuity.committed(3, 1_500)
+    continuity.committed(1_500)
     assert continuity.is_older(changed(STANDING, last_ms=1_499))
     assert not continuity.is_older(changed(STANDING, last_ms=1_500))
-    continuity.committed(3, 1_200)
+    continuity.committed(1_200)
     assert continuity.is_older(changed(STANDING, last_ms=1_499)), (
         "replies come in the order of the calls only"
     )
@@ -80,24 +80,25 @@ def test_a_commit_that_was_acknowledged_is_known() -> None:
 def test_a_commit_of_a_new_epoch_is_not_held_against_what_the_epoch_began_with() -> None:
     """The epoch was raised by somebody else: this process hears of it with its own next commit."""
     continuity = knowing(STANDING)
-    continuity.committed(4, 1_500)
+    continuity.committed(1_500, 4)
     began = msgspec.structs.replace(changed(STANDING, epoch=4, last_ms=1_600), since=Progress(1, 5, 7, 1_000))
     assert not continuity.is_older(began)
-    continuity.committed(3, 9_000)
+    continuity.committed(1_550, 3)
     assert not continuity.is_older(began), "of a server that is no more"
 
 
 def test_who_knows_nothing_learns_nothing_from_a_commit() -> None:
     continuity = Continuity()
-    continuity.committed(1, 5)
+    continuity.committed(5)
     assert not continuity.is_older(changed(STANDING, last_ms=1))
-    assert continuity.overdue_ms(STANDING) is None
+    assert continuity.overdue_ms(changed(STANDING, last_ms=1)) is None
 
 
 def test_what_is_only_behind_by_its_last_commit_is_told_apart() -> None:
     continuity = knowing(STANDING)
     assert continuity.overdue_ms(changed(STANDING, last_ms=999)) == 1_000
     assert continuity.overdue_ms(changed(STANDING, policy=4, last_ms=999)) is None
+    assert continuity.overdue_ms(STANDING) is None
 
 
 @st.composite
@@ -127,3 +128,24 @@ def test_of_one_history_what_comes_later_is_never_older_and_what_came_before_alw
     known = data.draw(st.integers(0, len(history) - 1))
     for place, found in enumerate(history):
         assert knowing(history[known]).is_older(found) is (place < known)
+
+
+@pytest.mark.requirement("DASP-CORE-012g")
+@given(histories(), st.data())
+def test_own_commits_tell_what_came_before_them_and_never_condemn_what_comes_after(
+    history: list[Standing], data: st.DataObject
+) -> None:
+    """Other processes raise epochs, accept clocks and commit in between; some replies tell no epoch."""
+    start = data.draw(st.integers(0, len(history) - 1))
+    continuity, newest = knowing(history[start]), start
+    for place in range(start + 1, len(history)):
+        before, after = history[place - 1], history[place]
+        committed = after.progress.last_ms != before.progress.last_ms
+        if not committed or after.progress.clocks != before.progress.clocks or data.draw(st.booleans()):
+            continue
+        epoch = after.epoch if data.draw(st.booleans()) else None
+        continuity.committed(after.progress.last_ms, epoch)
+        if after.progress.clocks == history[start].progress.clocks:
+            newest = place
+    for place, found in enumerate(history):
+        assert continuity.is_older(found) is (place < newest)
