@@ -263,6 +263,7 @@ async def _answers(health: httpx.AsyncClient, status: int) -> bool:
 
 async def _submitted(host: Host) -> bool:
     try:
+        await host.runtime.refresh()
         await host.submit("c2", {"amount": 2}, name="counter.add")
     except Unavailable:
         return False
