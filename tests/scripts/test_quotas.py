@@ -189,6 +189,7 @@ async def test_a_clock_that_was_set_back_leaves_no_debt(world: World) -> None:
 async def test_limits_or_counts_that_cannot_be_read_take_no_new_work_but_finish_the_old(
     world: World, field: str, words: str
 ) -> None:
+    now = await world.start()
     await world.open()
     new = command(world, "c1")
     await world.admit(new)
@@ -196,9 +197,15 @@ async def test_limits_or_counts_that_cannot_be_read_take_no_new_work_but_finish_
     assert (await world.admit(command(world, "c2"))).code is Code.CORRUPT
     assert (await world.open("s2")).code is Code.CORRUPT
     assert (await world.admit(new)).code is Code.DUPLICATE
-    await finish(world, new)
-    if field == "usage":
-        assert await world.connection.call("HGET", world.keys.meta, "usage") == words.encode()
+    grant = await world.granted(new)
+    assert (await world.answer(grant.lease, RESULT)).code is Code.OK
+    await world.at(now + 7)
+    settled = await world.decide(new, now + 7)
+    assert settled is not None
+    assert settled.code is Code.OK
+    last, usage = await world.connection.call("HMGET", world.keys.meta, "last_ms", "usage")
+    assert int(last) == now + 7, "a count that cannot be read is no reason to forget the clock"
+    assert field != "usage" or usage == words.encode()
 
 
 @pytest.mark.parametrize(
