@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import Awaitable, Callable
 
 import httpx
@@ -201,6 +202,24 @@ async def test_what_nobody_may_send_is_not_read_to_its_end(redis_url: str, proce
         await feeding
         assert status_of(reply) == 401
     await gone(door)
+
+
+async def test_what_is_sent_behind_a_refusal_takes_nothing_back(redis_url: str, processes: Processes) -> None:
+    """A client that is still sending finds the answer, and an end of it that is no reset."""
+    door = await serve(processes, redis_url)
+
+    def talk() -> bytes:
+        with socket.create_connection(("127.0.0.1", door.port), 20) as held:
+            held.sendall(post("", b"content-length: %d" % MIB))
+            assert held.recv(1, socket.MSG_PEEK) == b"H"
+            for _ in range(8):
+                held.sendall(b"x" * 16_384)
+            said = b""
+            while chunk := held.recv(65_536):
+                said += chunk
+            return said
+
+    assert status_of(await asyncio.to_thread(talk)) == 401
 
 
 async def feed(send: Callable[[bytes], Awaitable[None]]) -> None:
