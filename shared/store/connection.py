@@ -74,8 +74,8 @@ async def handshake(address: Address, link: Link) -> None:
         # Whoever may not choose the database would be served from another one.
         if isinstance(reply, ReplyError):
             raise reply
-    # A user that may not PING is served all the same.
-    if isinstance(alive, ReplyError) and alive.code != "NOPERM":
+    # A user that may not PING is served all the same, and so is who only reads while it cannot write.
+    if isinstance(alive, ReplyError) and alive.code not in ("NOPERM", "MISCONF"):
         raise alive
 
 
@@ -109,6 +109,7 @@ class Connection:
         self._parked = 0
         self._parked_bytes = 0
         self._not_before = 0.0
+        self._why_away = _AWAY
         self._closed = False
         self._loads: dict[str, asyncio.Task[Reply]] = {}
 
@@ -202,7 +203,7 @@ class Connection:
             raise StoreUnavailable("the connection was closed")
         loop = asyncio.get_running_loop()
         if loop.time() < self._not_before:
-            raise StoreUnavailable(_AWAY)
+            raise StoreUnavailable(self._why_away)
         self._connecting = loop.create_task(self._connect())
         self._connecting.add_done_callback(self._connecting_ended)
         return self._connecting
@@ -231,7 +232,8 @@ class Connection:
                 wait = pause * random.uniform(0.5, 1.0)  # noqa: S311
                 if refused or loop.time() + wait >= deadline:
                     self._not_before = loop.time() + _REST_S * random.uniform(0.5, 1.0)  # noqa: S311
-                    raise StoreUnavailable(_why(error)) from error
+                    self._why_away = _why(error)
+                    raise StoreUnavailable(self._why_away) from error
             await asyncio.sleep(wait)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 

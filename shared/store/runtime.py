@@ -122,8 +122,12 @@ class TenantHandle:
         self.contracts = Contracts(tenant, runtime.bulk)
 
     def reason_against(self, found: Standing) -> str | None:
-        """Why ``found`` is not this tenant's store as it was; None where it is, which is remembered."""
+        """Why nobody may be served from ``found``; None where it is this tenant's store as it was, which is
+        remembered.
+        """
         durability = self._runtime.durability
+        if durability is not None and durability.role == "slave":
+            return REPLICA
         if self.continuity.is_older(found):
             return OLDER
         if durability is not None and found.replid != (durability.replid or ""):
@@ -139,12 +143,11 @@ class TenantHandle:
         What is proven is noted in the store, so that a process that knows nothing is refused as well, and
         after a further restart too. Raises TenantLost, or StoreRefusal on a replica.
         """
-        durability = self._runtime.durability
-        if durability is not None and durability.role == "slave":
-            raise StoreRefusal(REPLICA)
         reason = self.reason_against(found)
         if reason is None:
             return
+        if reason == REPLICA:
+            raise StoreRefusal(reason)
         if reason in (OLDER, PROMOTED):
             logger.error("tenant %s is lost: %s", self.tenant, reason)
             with contextlib.suppress(Unavailable):
@@ -310,9 +313,9 @@ class Runtime:
                     handle.snapshots.doubt()
 
     async def _resolve(self) -> None:
-        """Read what is in doubt, so that what is wrong is noted before anybody else goes on with it."""
+        """Read what is in doubt or could not be read, so that what is wrong is noted at once."""
         for handle in list(self._tenants.values()):
-            if handle.snapshots.in_doubt:
+            if handle.snapshots.held is None:
                 with contextlib.suppress(Unavailable):
                     await handle.snapshots.get()
 

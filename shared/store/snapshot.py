@@ -92,11 +92,6 @@ class SnapshotSource:
         """The snapshot in use, if there is one."""
         return self._current if self._resolved == self._doubts else None
 
-    @property
-    def in_doubt(self) -> bool:
-        """Whether there is a snapshot that has to be read again before it is used."""
-        return self._current is not None and self._resolved != self._doubts
-
     def doubt(self) -> None:
         """Read again before the next use: it may be another store that answers now."""
         self._doubts += 1

@@ -219,7 +219,9 @@ class Wake:
             async with asyncio.timeout(self._check_s):
                 await self._changed.wait()
         except TimeoutError:
-            await link.send(pack(("PING",)), 1)
+            # Any answer will do: a store that cannot write to its disk refuses this as well.
+            with contextlib.suppress(ReplyError):
+                await link.send(pack(("PING",)), 1)
 
     async def _follow(self, link: Link) -> None:
         """Subscribe to what is watched and not subscribed, and leave what nobody has watched for a while."""

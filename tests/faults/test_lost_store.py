@@ -90,8 +90,8 @@ class Served:
         """Without a restart, as by a tool that copies keys. Whoever went on with it now would hide that it is
         older.
         """
-        for name in ("central", "sidecar"):
-            self.processes[name].pause()
+        for process in ("central", "sidecar"):
+            self.processes[process].pause()
         with self.system.raw.pipeline(transaction=True) as at_once:
             at_once.flushall()
             for name, value in self.values.items():
