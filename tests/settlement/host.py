@@ -259,7 +259,7 @@ class Host:
     # Reading back
 
     def operation_id(self, command_id: str) -> str:
-        current = self.handle.snapshots._current
+        current = self.handle.snapshots._current or self.door.snapshots._current
         assert current is not None
         return command_operation_id(current.revisions.authority, command_id)
 

@@ -429,6 +429,7 @@ async def move_policy(operator: Host) -> None:
     token = await create_token(operator.admin, TENANT, "alice", ("caller",))
     await revoke_token(operator.admin, TENANT, token.token_id)
     operator.handle.snapshots.forget()
+    operator.door.snapshots.forget()
 
 
 async def test_work_stops_when_its_lease_went_to_somebody_else(redis_url: str, raw: Any) -> None:
