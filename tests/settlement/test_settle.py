@@ -49,7 +49,6 @@ async def test_a_thousand_passes_over_healthy_work_write_nothing(redis_url: str,
 async def test_an_idle_tenant_costs_less_than_a_command_a_second(redis_url: str, raw: Any) -> None:
     async with Host.create(redis_url, contract()) as host:
         await host.settler.sweep()
-        assert IDLE_S >= 1.0
         before = raw.info("commandstats")
         assert await host.settler.sweep() == IDLE_S
         after = raw.info("commandstats")
@@ -58,7 +57,7 @@ async def test_an_idle_tenant_costs_less_than_a_command_a_second(redis_url: str,
             for name, stat in after.items()
             if name not in ("cmdstat_info", "cmdstat_config|get", "cmdstat_time")
         }
-        assert sum(calls.values()) == 1, calls
+        assert sum(calls.values()) <= IDLE_S, {name: count for name, count in calls.items() if count}
 
 
 @pytest.mark.requirement("RT-DUR-07", "RT-DUR-09")
