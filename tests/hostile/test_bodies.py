@@ -21,7 +21,7 @@ from tests.admission.looking import everything
 from tests.hostile.door import HOST, connected
 from tests.hostile.feed import fed, harmful
 
-SLOWEST_S = 1.0
+SLOWEST_S = 5.0
 KNOWN = {400, 403, 404, 409, 413, 415, 422}
 VALID: dict[str, Any] = {
     "SessionOpen": {"actor_id": "a1", "profile": NOTES},

@@ -31,7 +31,7 @@ from tests.hostile.door import Served, full_session, serve
 from tests.support.processes import Processes
 
 EXAMPLES = 10
-SLOWEST_S = 1.0
+SLOWEST_S = 5.0
 GROWTH = 48 * 1_048_576
 CHECKS: list[Any] = [
     status_code_conformance,
@@ -119,6 +119,8 @@ class Run:
 
 
 @pytest.mark.timeout(300)
+# Other threads of the process draw random numbers meanwhile; the generators' own are seeded.
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 async def test_every_answer_is_one_that_the_description_gives(
     redis_url: str, processes: Processes, arranged: House
 ) -> None:

@@ -20,7 +20,7 @@ from shared.domain.source import MAX_YAML_VALUES, read_source
 from tests.admission.house import counter_bundle
 from tests.hostile.feed import fed, harmful
 
-SLOWEST_S = 1.0
+SLOWEST_S = 5.0
 CONTRACT = parse_bundle(counter_bundle())
 COMMAND = (
     b'{"command_id":"c1","name":"note.write","input":{"a":[1,-0,{"\xc3\xa9":null}],"b":"\\ud83d\\ude00"}}'
