@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -17,6 +18,7 @@ import httpx
 import msgspec
 
 from tests.faults.contracts import Profile
+from tests.support.polling import wait_until
 
 ACTOR: Final = "actor-1"
 _AGAIN_S: Final = 0.05
@@ -189,17 +191,21 @@ class Client:
         return found
 
     async def updates(self, session: str, after: int = 0) -> list[dict[str, Any]]:
-        """The data of every update after a cursor, page by page."""
+        """The data of every update after a cursor, page by page; asked again while that cannot be served."""
         found: list[dict[str, Any]] = []
         while True:
             url = self._url(f"/v1/sessions/{session}/updates?after={after}&limit={_PAGE}")
-            answer = await self._http.get(url)
+            answer = await wait_until(partial(self._served, url))
             assert answer.status_code == 200, answer.text
             page = answer.json()
             found += [event["data"] for event in page["events"]]
             after = page["next"]
             if after >= page["head"]:
                 return found
+
+    async def _served(self, url: str) -> httpx.Response | None:
+        answer = await self._http.get(url)
+        return None if answer.status_code == 503 else answer
 
     async def status(self, path: str) -> int:
         """The status that a GET of any path answers."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from types import FrameType
+from typing import Final
 
 import click
 
@@ -22,7 +24,12 @@ from shared.store.embedded import EmbeddedStoreError
 _STOPPED = 130
 
 
+_asked_to_stop: Final = threading.Event()
+
+
 def _stop(number: int, _frame: FrameType | None) -> None:
+    # What is raised where nothing may raise (a finalizer, a callback) is lost; that it was asked for is not.
+    _asked_to_stop.set()
     raise KeyboardInterrupt(number)
 
 
@@ -49,14 +56,13 @@ def perform(tell: Teller) -> str | None:
 
 def main() -> int:
     """The exit status."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
-    began = time.monotonic()
+    began, broken = time.monotonic(), None
     try:
         broken = perform(Teller())
     except KeyboardInterrupt:
-        click.echo("demo: stopped")
-        return _STOPPED
+        pass
     except BrokenPipeError:
         # Nobody reads on, as in `make demo | head`; what runs was ended all the same.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -64,6 +70,9 @@ def main() -> int:
     except (Broken, ChildError, EmbeddedStoreError, OSError) as error:
         click.echo(f"demo: could not be set up: {error}")
         return 1
+    if _asked_to_stop.is_set():
+        click.echo("demo: stopped")
+        return _STOPPED
     if broken is not None:
         click.echo(f"demo: failed: {broken}")
         return 1
