@@ -196,6 +196,7 @@ class Client:
         while True:
             url = self._url(f"/v1/sessions/{session}/updates?after={after}&limit={_PAGE}")
             answer = await wait_until(partial(self._served, url))
+            assert answer is not None
             assert answer.status_code == 200, answer.text
             page = answer.json()
             found += [event["data"] for event in page["events"]]
