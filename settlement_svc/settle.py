@@ -31,10 +31,8 @@ from shared.domain.records import Operation
 from shared.store.codes import Code
 from shared.store.connection import ReplyError, ReplyLost, StoreUnavailable
 from shared.store.parked import Parked
-from shared.store.reads import SnapshotMoved
 from shared.store.replies import Revisions, StoreRefusal, TenantLost
 from shared.store.runtime import Runtime, TenantHandle
-from shared.store.snapshot import Snapshot
 from shared.store.wake import EVERYTHING
 
 IDLE_S: Final = 2.0
@@ -213,7 +211,7 @@ class Settler:
         A pass over healthy work writes nothing. An item whose decision raises is parked and the others go
         on. Raises Unavailable where the store as a whole cannot serve, before anything is read from it.
         """
-        snapshot = await self._handle.snapshots.get()
+        await self._handle.snapshots.get()
         loop = asyncio.get_running_loop()
         if self._runtime.clock.suspect or not self._runtime.clock.known:
             return _SUSPECT_S
@@ -223,8 +221,6 @@ class Settler:
         upcoming = await self._handle.reads.due(MAX_SAFE, _PAGE + len(resting))
         now = self._runtime.clock.lower_ms()
         due = [(member, at) for member, at in upcoming if at <= now]
-        if not due:
-            await self._check(snapshot)
         await self._measure(due, now, whole=len(due) < _PAGE)
         if await self._settle_all([member for member, _ in due if member not in resting]):
             return 0.0
@@ -234,13 +230,6 @@ class Settler:
         waits += [until - loop.time() for until in self._resting.ends(loop.time()).values()]
         quiet = not upcoming and self._runtime.wake.subscribed(self._handle.tenant)
         return max(0.0, min([QUIET_S if quiet else IDLE_S, *waits]))
-
-    async def _check(self, snapshot: Snapshot) -> None:
-        """See that nothing is due because nothing is, not because the tenant's store is gone."""
-        try:
-            await self._handle.reads.check(snapshot.revisions)
-        except SnapshotMoved:
-            await self._handle.snapshots.reload(snapshot)
 
     async def _tidy(self) -> None:
         """Now and then show what is used, and take what was settled elsewhere off a page of the parked."""

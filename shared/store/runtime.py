@@ -165,7 +165,7 @@ class Runtime:
         self.address = Address.parse(url)
         self.connection = Connection(self.address, on_open=self._meet, on_lost=self._doubt)
         self.bulk = Connection(self.address, _BULK_LIMITS, on_lost=self._doubt)
-        self.wake = Wake(self.address)
+        self.wake = Wake(self.address, on_given_up=self._doubt)
         self.clock = StoreClock()
         self.declared = declared
         self.durability: Durability | None = None
@@ -269,9 +269,11 @@ class Runtime:
         """Look at the server behind a new socket: it may be another one, or another life of the same."""
         self.durability = await inspect(_Server(link), self.declared)
 
-    def _doubt(self) -> None:
+    def _doubt(self, channel: bytes | None = None) -> None:
+        """What is known of a tenant, of all where none is named, is read again before it is used."""
         for handle in self._handles:
-            handle.snapshots.doubt()
+            if channel in (None, handle.keys.wake):
+                handle.snapshots.doubt()
         self._doubts.set()
 
     async def _watch(self) -> None:

@@ -17,7 +17,7 @@ from shared.domain.credentials import TokenRecord
 from shared.domain.errors import InvalidInput
 from shared.domain.limits import TenantLimits
 from shared.domain.policy import Policy, PolicyDocument, read_policy
-from shared.store.connection import Connection, ReplyError
+from shared.store.connection import Connection, ReplyError, ReplyLost
 from shared.store.continuity import STANDING_FIELDS, Standing, read_standing
 from shared.store.keys import TENANTS, Keys
 from shared.store.policies import FIELD
@@ -137,12 +137,17 @@ class SnapshotSource:
         )
         # The revisions are read before what they cover: what changes in between is at worst newer than its
         # revision, which the first script or read then says has moved.
-        replies = await self._connection.pipeline(
+        commands = (
             ("HGET", TENANTS, self._tenant),
             meta,
             ("HVALS", self._keys.peers),
             ("HGET", self._keys.policy, FIELD),
         )
+        try:
+            replies = await self._connection.pipeline(*commands)
+        except ReplyLost:
+            # Often because of this very loss it is read anew: a reading may be repeated at once.
+            replies = await self._connection.pipeline(*commands)
         registered, *tenant_replies = replies
         if _forbidden(tenant_replies[0]):
             raise TenantLost(NOT_SERVED)

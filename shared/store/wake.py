@@ -25,6 +25,8 @@ EVERYTHING: Final = "*"
 """The topic of whoever wants to hear of any move of the tenant."""
 EVERYBODY: Final = "!"
 """In a hint: it is for every watcher of the tenant, whatever its topics; what it may do has changed."""
+GIVEN_UP: Final = "lost"
+"""In a hint: nobody may be served any more from what is known of the tenant."""
 
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
@@ -113,6 +115,7 @@ class Wake:
 
     ``check_s``: how often a silent socket is asked whether it still lives. ``linger_s``: how long a tenant
     that nobody watches stays subscribed, so that short waits do not subscribe anew each time.
+    ``on_given_up`` hears the channel of a tenant that was given up, before whoever waits there.
     """
 
     def __init__(
@@ -121,7 +124,9 @@ class Wake:
         limits: Limits | None = None,
         check_s: float = 5.0,
         linger_s: float = 30.0,
+        on_given_up: Callable[[bytes], None] | None = None,
     ) -> None:
+        self._on_given_up = on_given_up
         self._address = Address.parse(address) if isinstance(address, str) else address
         self._limits = limits or Limits()
         self._check_s = check_s
@@ -255,6 +260,8 @@ class Wake:
         if channel is None:
             return
         named = message.split()
+        if GIVEN_UP.encode() in named and self._on_given_up is not None:
+            self._on_given_up(name)
         if EVERYBODY.encode() in named:
             _hint_all(channel.watchers)
             return

@@ -22,6 +22,7 @@ from shared.store.contracts import Contracts
 from shared.store.embedded import EmbeddedStore
 from shared.store.keys import TENANTS
 from shared.store.registry import PeerRecord, create_token, register_peer
+from shared.store.wake import EVERYBODY, GIVEN_UP
 from tests.cli.conftest import run_cli
 from tests.faults.asking import SSE, Ask, assert_unavailable, everything
 from tests.faults.client import Client, Command
@@ -213,7 +214,7 @@ async def workers_found_out(served: Served, lose: Loss) -> None:
     sidecar = served.processes["sidecar"]
     for name in ("central", "sidecar"):
         served.processes[name].resume()
-    served.system.raw.publish(served.system.keys.wake.decode(), "!")
+    served.system.raw.publish(served.system.keys.wake.decode(), f"{EVERYBODY} {GIVEN_UP}")
     await wait_until(lambda: "settling waits" in sidecar.output, _NOTICED_S)
     await wait_until(lambda: "reading waits" in sidecar.output, _NOTICED_S)
 

@@ -76,6 +76,11 @@ async def test_a_store_that_is_away_when_the_outcome_is_due_publishes_nothing(sy
             stop.release()
             assert await client.status("/v1/sessions/s1/commands/c1") == 503
             await asyncio.to_thread(system.store.start)
+
+            async def is_served() -> bool:
+                return await client.status("/v1/sessions/s1") == 200
+
+            await wait_until(is_served)
             first = await first_update_after(client, "s1", 1)
             assert (await client.settled(command)).status == "completed"
             assert first["payload"] == {"name": "fault.added", "data": {"id": "c1", "value": 3}}

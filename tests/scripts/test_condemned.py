@@ -8,6 +8,7 @@ import redis
 from shared.store.codes import Code
 from shared.store.continuity import STANDING_FIELDS, Progress, Standing, read_standing
 from shared.store.replies import Reply, StoreRefusal, TenantLost
+from shared.store.wake import EVERYBODY, GIVEN_UP
 from tests.scripts.scenes import RESULT, held, meta, unchanged
 from tests.support.world import World, moved_scripts
 
@@ -59,7 +60,7 @@ async def test_everybody_who_waits_hears_of_it(world: World, raw: redis.Redis) -
         await run(world, "condemn", "", "", WHY)
         message = watching.get_message(timeout=5)
     assert message is not None
-    assert message["data"] == b"!"
+    assert message["data"] == f"{EVERYBODY} {GIVEN_UP}".encode()
 
 
 @pytest.mark.requirement("RT-STORE-16")

@@ -124,7 +124,8 @@ async def test_while_the_store_is_away_the_division_stays(own_store: EmbeddedSto
 @pytest.fixture
 async def tenants(redis_url: str) -> AsyncIterator[list[Host]]:
     """Ten tenants with a session each."""
-    async with Runtime(redis_url) as runtime:
+    # The test is no process of the system: it looks after no tenant.
+    async with Runtime(redis_url, look_every_s=None) as runtime:
         await runtime.refresh()
         hosts = [await Host.furnish(redis_url, runtime, name, TERMS) for name in NAMES]
         for host in hosts:
@@ -288,9 +289,6 @@ async def test_an_idle_tenant_costs_at_most_a_command_a_second_whoever_serves_it
         worker = settlement(processes, redis_url, TENANT=NAMES[0], PEER=PEER, HANDLER_URL=handler.url)
         worker.wait_for('"working"')
         await wait_until(lambda: divided(*both), 30.0)
-        # This test is no process of the system: it looks after no tenant.
-        for host in tenants:
-            host.handle.snapshots.forget()
         with watching(redis_url) as seen:
             await wait_until(Calm(seen), 30.0)
             seen.clear()

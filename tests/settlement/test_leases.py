@@ -406,13 +406,12 @@ async def test_grants_and_renewals_go_on_under_a_policy_that_moved(
             codes.append(answers[0][0])
             return answers
 
-        async def nothing(*_: Any) -> bool:
+        async def nothing() -> bool:
             return False
 
         monkeypatch.setattr(host.handle.store, "renew", listening)
         # The settling loop would hear of the change and read it before the renewal is told of it.
         monkeypatch.setattr(host.settler.review, "page", nothing)
-        monkeypatch.setattr(host.settler, "_check", nothing)
         async with host.sidecar(handler.url), host.join(redis_url) as operator:
             await move_policy(operator)
             await operator.submit("c1")

@@ -53,7 +53,7 @@ if verb == 'condemn' then
     return { 'CONFLICT', now }
   end
   redis.call('HSET', KEYS[1], 'authority', 'lost:' .. m[1], 'lost', stamp .. ' ' .. ARGV[5])
-  redis.call('PUBLISH', string.sub(KEYS[1], 1, -5) .. 'wake', '!')
+  redis.call('PUBLISH', string.sub(KEYS[1], 1, -5) .. 'wake', '! lost')
   return { 'OK', now }
 end
 
