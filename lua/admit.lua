@@ -84,23 +84,15 @@ end
 if seat == 'queued' then
   redis.call('ZCARD', KEYS[6])
 end
-local usage, limits = numbers(meta.usage, USAGE), numbers(meta.limits, LIMITS)
-if not usage or not limits then
-  return { 'CORRUPT', now }
-end
-local record = #ARGV[10] + #ARGV[11]
-if record > limits[RECORD_BYTES] then
-  return { 'CAPACITY', now, 'record', 0 }
-end
+local depth = -1
 if seat ~= 'queued' then
   for i = outbox_at + 1, #KEYS do
-    if redis.call('XLEN', KEYS[i]) >= limits[OUTBOX_DEPTH] then
-      return { 'CAPACITY', now, 'outbox', 0 }
-    end
+    depth = math.max(depth, redis.call('XLEN', KEYS[i]))
   end
 end
+local record, usage = #ARGV[10] + #ARGV[11], nil
 local kept = record + #ARGV[16] + reserve
-refusal = charge(usage, limits, now, { 1, kept, 1, 0 })
+usage, refusal = charge(meta, now, 1, kept, 1, 0, record, depth)
 if refusal then
   return refusal
 end
@@ -133,6 +125,6 @@ if in_session then
   redis.call('HSET', KEYS[4], 'head', sequence, 'busy', seat == 'busy' and ARGV[13] or session[3],
     'pending', session[5] + 1, 'commands', session[6] + 1, 'bytes', whole((session[7] or 0) + kept))
 end
-redis.call('HSET', KEYS[1], 'last_ms', now, 'usage', formatted(usage))
+redis.call('HSET', KEYS[1], 'last_ms', now, 'usage', usage)
 wake(ARGV[12])
 return { 'OK', now, sequence, deadline, seat, meta.epoch }

@@ -343,10 +343,9 @@ if session then
   end
 end
 -- Settling is never refused for a quota; a count that cannot be read is left alone and doctor tells.
-local usage = numbers(meta.usage, USAGE)
+local usage = counted(meta.usage, 0, kept, phase == 'settled' and -1 or 0, 0)
 if usage then
-  usage[BYTES], usage[OPEN] = usage[BYTES] + kept, usage[OPEN] - (phase == 'settled' and 1 or 0)
-  redis.call('HSET', KEYS[1], 'last_ms', whole(now), 'usage', formatted(usage))
+  redis.call('HSET', KEYS[1], 'last_ms', whole(now), 'usage', usage)
 else
   redis.call('HSET', KEYS[1], 'last_ms', whole(now))
 end

@@ -119,7 +119,6 @@ if verb == 'purge' then
       kept[#kept + 1] = { KEYS[i], r[2] }
     end
   end
-  local usage = numbers(meta.usage, USAGE)
   local purged = tonumber(session[6] or '0') + #kept
   local last = ARGV[7] == '1'
   if last and purged ~= tonumber(session[5]) then
@@ -130,12 +129,9 @@ if verb == 'purge' then
     redis.call('DEL', record[1])
     redis.call('HSET', record[1], 'v', '1', 'intent', record[2], 'tombstone', ARGV[6])
   end
+  local usage = counted(meta.usage, -#kept, last and -(session[12] or 0) or 0, 0, last and -1 or 0)
   if usage then
-    usage[OPERATIONS] = usage[OPERATIONS] - #kept
-    if last then
-      usage[BYTES], usage[SESSIONS] = usage[BYTES] - (session[12] or 0), usage[SESSIONS] - 1
-    end
-    redis.call('HSET', KEYS[1], 'usage', formatted(usage))
+    redis.call('HSET', KEYS[1], 'usage', usage)
   end
   if last then
     redis.call('DEL', KEYS[2], KEYS[4], KEYS[5], KEYS[6])

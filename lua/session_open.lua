@@ -34,12 +34,9 @@ refusal = outside(meta, now, tonumber(ARGV[3]), tonumber(ARGV[4]))
 if refusal then
   return refusal
 end
-local usage, limits = numbers(meta.usage, USAGE), numbers(meta.limits, LIMITS)
-if not usage or not limits then
-  return { 'CORRUPT', now }
-end
 local kept = #ARGV[5] + #ARGV[6] + #ARGV[7] + #ARGV[9] + #ARGV[10]
-refusal = charge(usage, limits, now, { 0, kept, 0, 1 })
+local usage
+usage, refusal = charge(meta, now, 0, kept, 0, 1, 0, -1)
 if refusal then
   return refusal
 end
@@ -47,5 +44,5 @@ end
 redis.call('HSET', KEYS[2], 'phase', 'open', 'head', 0, 'busy', '', 'halted', '', 'pending', 0, 'commands', 0,
   'bytes', kept, 'state_rev', 0, 'v', 1, 'owner', ARGV[9], 'actor', ARGV[5], 'profile', ARGV[6], 'profile_version', ARGV[7],
   'contract', ARGV[8], 'opened_ms', now, 'state', ARGV[10])
-redis.call('HSET', KEYS[1], 'last_ms', now, 'usage', formatted(usage))
+redis.call('HSET', KEYS[1], 'last_ms', now, 'usage', usage)
 return { 'OK', now, ARGV[9], '0' }

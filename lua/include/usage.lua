@@ -1,19 +1,11 @@
 -- What a tenant may keep and what it keeps: two fields of meta, whole numbers between single spaces.
 -- limits  operations bytes open sessions record outbox rate burst streams waiters (the last two are the services' own)
 -- usage   operations bytes open sessions paid; paid is the instant, in µs, up to which admissions have used the rate
-local OPERATIONS, BYTES, OPEN, SESSIONS, PAID = 1, 2, 3, 4, 5
 local USAGE = '^(%d+) (%d+) (%d+) (%d+) (%d+)$'
 
--- nil for anything else, also for nothing.
-local function numbers(raw, pattern)
-  local found = { string.match(raw or '', pattern) }
-  for i = 1, #found do
-    found[i] = tonumber(found[i])
-  end
-  return found[1] and found
-end
-
-local function formatted(usage)
-  return string.format('%.0f %.0f %.0f %.0f %.0f', math.max(0, usage[OPERATIONS]), math.max(0, usage[BYTES]),
-    math.max(0, usage[OPEN]), math.max(0, usage[SESSIONS]), usage[PAID])
+-- The usage with these changes, nil where it cannot be read. What was never counted is not counted off.
+local function counted(usage, operations, bytes, open, sessions)
+  local kept, size, unsettled, live, paid = string.match(usage or '', USAGE)
+  return kept and string.format('%d %d %d %d %s', math.max(0, kept + operations), math.max(0, size + bytes),
+    math.max(0, unsettled + open), math.max(0, live + sessions), paid)
 end

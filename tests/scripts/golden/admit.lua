@@ -89,46 +89,44 @@ end
 -- What a tenant may keep and what it keeps: two fields of meta, whole numbers between single spaces.
 -- limits  operations bytes open sessions record outbox rate burst streams waiters (the last two are the services' own)
 -- usage   operations bytes open sessions paid; paid is the instant, in µs, up to which admissions have used the rate
-local OPERATIONS, BYTES, OPEN, SESSIONS, PAID = 1, 2, 3, 4, 5
 local USAGE = '^(%d+) (%d+) (%d+) (%d+) (%d+)$'
 
--- nil for anything else, also for nothing.
-local function numbers(raw, pattern)
-  local found = { string.match(raw or '', pattern) }
-  for i = 1, #found do
-    found[i] = tonumber(found[i])
-  end
-  return found[1] and found
+-- The usage with these changes, nil where it cannot be read. What was never counted is not counted off.
+local function counted(usage, operations, bytes, open, sessions)
+  local kept, size, unsettled, live, paid = string.match(usage or '', USAGE)
+  return kept and string.format('%d %d %d %d %s', math.max(0, kept + operations), math.max(0, size + bytes),
+    math.max(0, unsettled + open), math.max(0, live + sessions), paid)
 end
-
-local function formatted(usage)
-  return string.format('%.0f %.0f %.0f %.0f %.0f', math.max(0, usage[OPERATIONS]), math.max(0, usage[BYTES]),
-    math.max(0, usage[OPEN]), math.max(0, usage[SESSIONS]), usage[PAID])
-end
-local RECORD_BYTES, OUTBOX_DEPTH, RATE, BURST = 5, 6, 7, 8
 local LIMITS = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) %d+ %d+$'
 
--- Adds what new work keeps and uses of the rate, or gives the refusal and changes nothing.
-local function charge(usage, limits, now, added)
-  for i = OPERATIONS, SESSIONS do
-    if added[i] > 0 and usage[i] + added[i] > limits[i] then
-      return { 'CAPACITY', now, ({ 'operations', 'bytes', 'open', 'sessions' })[i], 0 }
-    end
+-- The usage with what new work keeps and uses of the rate; or nil and the refusal.
+-- record: bytes of the one record; depth: offers that already wait where the work goes.
+local function charge(meta, now, operations, bytes, open, sessions, record, depth)
+  local kept, size, unsettled, live, paid = string.match(meta.usage or '', USAGE)
+  local max_kept, max_size, max_open, max_live, max_record, max_depth, rate, burst =
+    string.match(meta.limits or '', LIMITS)
+  if not kept or not max_kept then
+    return nil, { 'CORRUPT', now }
   end
-  local step, us = math.floor(1000000 / limits[RATE]), now * 1000
-  local burst, paid = limits[BURST] * step, math.max(usage[PAID], us)
+  kept, size, unsettled, live = kept + operations, size + bytes, unsettled + open, live + sessions
+  -- A limit refuses only what adds to it.
+  local which = record > max_record + 0 and 'record' or operations > 0 and kept > max_kept + 0 and 'operations'
+    or size > max_size + 0 and 'bytes' or open > 0 and unsettled > max_open + 0 and 'open'
+    or sessions > 0 and live > max_live + 0 and 'sessions' or depth >= max_depth + 0 and 'outbox'
+  if which then
+    return nil, { 'CAPACITY', now, which, 0 }
+  end
+  local step, us = math.floor(1000000 / rate), now * 1000
+  burst, paid = burst * step, math.max(paid, us)
   if paid > us + burst then
     -- Further ahead than a burst pays for: the clock was set back, and what it had counted is nobody's debt.
     paid = us
   end
   local early = paid + step - us - burst
   if early > 0 then
-    return { 'CAPACITY', now, 'rate', math.ceil(early / 1000) }
+    return nil, { 'CAPACITY', now, 'rate', math.ceil(early / 1000) }
   end
-  for i = OPERATIONS, SESSIONS do
-    usage[i] = usage[i] + added[i]
-  end
-  usage[PAID] = paid + step
+  return string.format('%d %d %d %d %d', kept, size, unsettled, live, paid + step)
 end
 local MAX_BRANCHES = 1024 -- unpack() gives up near 8,000 values
 local FACTS = 65 -- of a command after its admission: 64 application updates and its outcome
@@ -192,23 +190,15 @@ end
 if seat == 'queued' then
   redis.call('ZCARD', KEYS[6])
 end
-local usage, limits = numbers(meta.usage, USAGE), numbers(meta.limits, LIMITS)
-if not usage or not limits then
-  return { 'CORRUPT', now }
-end
-local record = #ARGV[10] + #ARGV[11]
-if record > limits[RECORD_BYTES] then
-  return { 'CAPACITY', now, 'record', 0 }
-end
+local depth = -1
 if seat ~= 'queued' then
   for i = outbox_at + 1, #KEYS do
-    if redis.call('XLEN', KEYS[i]) >= limits[OUTBOX_DEPTH] then
-      return { 'CAPACITY', now, 'outbox', 0 }
-    end
+    depth = math.max(depth, redis.call('XLEN', KEYS[i]))
   end
 end
+local record, usage = #ARGV[10] + #ARGV[11], nil
 local kept = record + #ARGV[16] + reserve
-refusal = charge(usage, limits, now, { 1, kept, 1, 0 })
+usage, refusal = charge(meta, now, 1, kept, 1, 0, record, depth)
 if refusal then
   return refusal
 end
@@ -241,6 +231,6 @@ if in_session then
   redis.call('HSET', KEYS[4], 'head', sequence, 'busy', seat == 'busy' and ARGV[13] or session[3],
     'pending', session[5] + 1, 'commands', session[6] + 1, 'bytes', whole((session[7] or 0) + kept))
 end
-redis.call('HSET', KEYS[1], 'last_ms', now, 'usage', formatted(usage))
+redis.call('HSET', KEYS[1], 'last_ms', now, 'usage', usage)
 wake(ARGV[12])
 return { 'OK', now, sequence, deadline, seat, meta.epoch }

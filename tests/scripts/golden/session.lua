@@ -86,21 +86,13 @@ end
 -- What a tenant may keep and what it keeps: two fields of meta, whole numbers between single spaces.
 -- limits  operations bytes open sessions record outbox rate burst streams waiters (the last two are the services' own)
 -- usage   operations bytes open sessions paid; paid is the instant, in µs, up to which admissions have used the rate
-local OPERATIONS, BYTES, OPEN, SESSIONS, PAID = 1, 2, 3, 4, 5
 local USAGE = '^(%d+) (%d+) (%d+) (%d+) (%d+)$'
 
--- nil for anything else, also for nothing.
-local function numbers(raw, pattern)
-  local found = { string.match(raw or '', pattern) }
-  for i = 1, #found do
-    found[i] = tonumber(found[i])
-  end
-  return found[1] and found
-end
-
-local function formatted(usage)
-  return string.format('%.0f %.0f %.0f %.0f %.0f', math.max(0, usage[OPERATIONS]), math.max(0, usage[BYTES]),
-    math.max(0, usage[OPEN]), math.max(0, usage[SESSIONS]), usage[PAID])
+-- The usage with these changes, nil where it cannot be read. What was never counted is not counted off.
+local function counted(usage, operations, bytes, open, sessions)
+  local kept, size, unsettled, live, paid = string.match(usage or '', USAGE)
+  return kept and string.format('%d %d %d %d %s', math.max(0, kept + operations), math.max(0, size + bytes),
+    math.max(0, unsettled + open), math.max(0, live + sessions), paid)
 end
 local now = now_ms()
 local meta, refusal = enter(KEYS[1], now, ARGV[2], ARGV[3])
@@ -200,7 +192,6 @@ if verb == 'purge' then
       kept[#kept + 1] = { KEYS[i], r[2] }
     end
   end
-  local usage = numbers(meta.usage, USAGE)
   local purged = tonumber(session[6] or '0') + #kept
   local last = ARGV[7] == '1'
   if last and purged ~= tonumber(session[5]) then
@@ -211,12 +202,9 @@ if verb == 'purge' then
     redis.call('DEL', record[1])
     redis.call('HSET', record[1], 'v', '1', 'intent', record[2], 'tombstone', ARGV[6])
   end
+  local usage = counted(meta.usage, -#kept, last and -(session[12] or 0) or 0, 0, last and -1 or 0)
   if usage then
-    usage[OPERATIONS] = usage[OPERATIONS] - #kept
-    if last then
-      usage[BYTES], usage[SESSIONS] = usage[BYTES] - (session[12] or 0), usage[SESSIONS] - 1
-    end
-    redis.call('HSET', KEYS[1], 'usage', formatted(usage))
+    redis.call('HSET', KEYS[1], 'usage', usage)
   end
   if last then
     redis.call('DEL', KEYS[2], KEYS[4], KEYS[5], KEYS[6])

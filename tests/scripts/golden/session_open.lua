@@ -63,46 +63,44 @@ end
 -- What a tenant may keep and what it keeps: two fields of meta, whole numbers between single spaces.
 -- limits  operations bytes open sessions record outbox rate burst streams waiters (the last two are the services' own)
 -- usage   operations bytes open sessions paid; paid is the instant, in µs, up to which admissions have used the rate
-local OPERATIONS, BYTES, OPEN, SESSIONS, PAID = 1, 2, 3, 4, 5
 local USAGE = '^(%d+) (%d+) (%d+) (%d+) (%d+)$'
 
--- nil for anything else, also for nothing.
-local function numbers(raw, pattern)
-  local found = { string.match(raw or '', pattern) }
-  for i = 1, #found do
-    found[i] = tonumber(found[i])
-  end
-  return found[1] and found
+-- The usage with these changes, nil where it cannot be read. What was never counted is not counted off.
+local function counted(usage, operations, bytes, open, sessions)
+  local kept, size, unsettled, live, paid = string.match(usage or '', USAGE)
+  return kept and string.format('%d %d %d %d %s', math.max(0, kept + operations), math.max(0, size + bytes),
+    math.max(0, unsettled + open), math.max(0, live + sessions), paid)
 end
-
-local function formatted(usage)
-  return string.format('%.0f %.0f %.0f %.0f %.0f', math.max(0, usage[OPERATIONS]), math.max(0, usage[BYTES]),
-    math.max(0, usage[OPEN]), math.max(0, usage[SESSIONS]), usage[PAID])
-end
-local RECORD_BYTES, OUTBOX_DEPTH, RATE, BURST = 5, 6, 7, 8
 local LIMITS = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) %d+ %d+$'
 
--- Adds what new work keeps and uses of the rate, or gives the refusal and changes nothing.
-local function charge(usage, limits, now, added)
-  for i = OPERATIONS, SESSIONS do
-    if added[i] > 0 and usage[i] + added[i] > limits[i] then
-      return { 'CAPACITY', now, ({ 'operations', 'bytes', 'open', 'sessions' })[i], 0 }
-    end
+-- The usage with what new work keeps and uses of the rate; or nil and the refusal.
+-- record: bytes of the one record; depth: offers that already wait where the work goes.
+local function charge(meta, now, operations, bytes, open, sessions, record, depth)
+  local kept, size, unsettled, live, paid = string.match(meta.usage or '', USAGE)
+  local max_kept, max_size, max_open, max_live, max_record, max_depth, rate, burst =
+    string.match(meta.limits or '', LIMITS)
+  if not kept or not max_kept then
+    return nil, { 'CORRUPT', now }
   end
-  local step, us = math.floor(1000000 / limits[RATE]), now * 1000
-  local burst, paid = limits[BURST] * step, math.max(usage[PAID], us)
+  kept, size, unsettled, live = kept + operations, size + bytes, unsettled + open, live + sessions
+  -- A limit refuses only what adds to it.
+  local which = record > max_record + 0 and 'record' or operations > 0 and kept > max_kept + 0 and 'operations'
+    or size > max_size + 0 and 'bytes' or open > 0 and unsettled > max_open + 0 and 'open'
+    or sessions > 0 and live > max_live + 0 and 'sessions' or depth >= max_depth + 0 and 'outbox'
+  if which then
+    return nil, { 'CAPACITY', now, which, 0 }
+  end
+  local step, us = math.floor(1000000 / rate), now * 1000
+  burst, paid = burst * step, math.max(paid, us)
   if paid > us + burst then
     -- Further ahead than a burst pays for: the clock was set back, and what it had counted is nobody's debt.
     paid = us
   end
   local early = paid + step - us - burst
   if early > 0 then
-    return { 'CAPACITY', now, 'rate', math.ceil(early / 1000) }
+    return nil, { 'CAPACITY', now, 'rate', math.ceil(early / 1000) }
   end
-  for i = OPERATIONS, SESSIONS do
-    usage[i] = usage[i] + added[i]
-  end
-  usage[PAID] = paid + step
+  return string.format('%d %d %d %d %d', kept, size, unsettled, live, paid + step)
 end
 local now = now_ms()
 local meta, refusal = enter(KEYS[1], now, ARGV[1], ARGV[2])
@@ -126,12 +124,9 @@ refusal = outside(meta, now, tonumber(ARGV[3]), tonumber(ARGV[4]))
 if refusal then
   return refusal
 end
-local usage, limits = numbers(meta.usage, USAGE), numbers(meta.limits, LIMITS)
-if not usage or not limits then
-  return { 'CORRUPT', now }
-end
 local kept = #ARGV[5] + #ARGV[6] + #ARGV[7] + #ARGV[9] + #ARGV[10]
-refusal = charge(usage, limits, now, { 0, kept, 0, 1 })
+local usage
+usage, refusal = charge(meta, now, 0, kept, 0, 1, 0, -1)
 if refusal then
   return refusal
 end
@@ -139,5 +134,5 @@ end
 redis.call('HSET', KEYS[2], 'phase', 'open', 'head', 0, 'busy', '', 'halted', '', 'pending', 0, 'commands', 0,
   'bytes', kept, 'state_rev', 0, 'v', 1, 'owner', ARGV[9], 'actor', ARGV[5], 'profile', ARGV[6], 'profile_version', ARGV[7],
   'contract', ARGV[8], 'opened_ms', now, 'state', ARGV[10])
-redis.call('HSET', KEYS[1], 'last_ms', now, 'usage', formatted(usage))
+redis.call('HSET', KEYS[1], 'last_ms', now, 'usage', usage)
 return { 'OK', now, ARGV[9], '0' }
