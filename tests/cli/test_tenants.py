@@ -141,3 +141,32 @@ def test_a_clock_can_be_accepted_for_all_tenants(lockgate: Lockgate, raw: redis.
     lockgate("clock", "accept", "--all-tenants", "--yes")
     for name in ("acme", "beta"):
         assert raw.hget(f"lg:{{{name}}}:meta", "clock_accepted")
+
+
+@pytest.mark.requirement("DASP-CORE-012g")
+def test_a_known_name_is_used_again_only_on_purpose(
+    lockgate: Lockgate, lockgate_json: LockgateJson, raw: redis.Redis
+) -> None:
+    lockgate("tenant", "create", "acme")
+    first = lockgate_json("tenant", "show", "acme")["authority"]
+    raw.delete("lg:tenants")
+    assert "tenant adopt acme" in lockgate("doctor", "--no-measure", status=1).stdout
+    assert "LOST" in lockgate("tenant", "list").stdout
+    assert lockgate_json("tenant", "show", "acme")["reason"] == "its registration is gone from the store"
+    said = lockgate("tenant", "create", "acme", status=1).stderr
+    assert "adopt it" in said
+    assert "--new-authority" in said
+    lockgate("tenant", "adopt", "acme", "--yes")
+    second = lockgate_json("tenant", "show", "acme")
+    assert second["retired"] == [first]
+    lockgate("tenant", "delete", "acme", "--yes")
+    assert "existed here before" in lockgate("tenant", "create", "acme", status=1).stderr
+    lockgate("tenant", "create", "acme", "--new-authority")
+    assert lockgate_json("tenant", "show", "acme")["retired"] == [first, second["authority"]]
+
+
+def test_a_retired_authority_has_the_form_of_one(lockgate: Lockgate, raw: redis.Redis) -> None:
+    assert "32 hexadecimal" in lockgate("tenant", "create", "acme", "--retire", "xyz", status=2).stderr
+    assert raw.dbsize() == 0
+    lockgate("tenant", "create", "acme", "--retire", "e" * 32)
+    assert raw.hget("lg:{acme}:meta", "retired") == b"e" * 32

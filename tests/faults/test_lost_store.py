@@ -151,7 +151,7 @@ async def served(own_store: EmbeddedStore, processes: Processes, tmp_path: Path)
 
 
 @pytest.mark.requirement("DASP-CORE-012g", "DASPX-09", "RT-STORE-15", "KEYX-24")
-@pytest.mark.case(69, 70)
+@pytest.mark.case(70)
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("lose", [*LIVE, *RESTARTED], ids=lambda loss: loss.__name__)
 async def test_a_lost_store_serves_nobody_until_it_is_adopted(served: Served, lose: Loss) -> None:
