@@ -114,8 +114,8 @@ class NewOperation(msgspec.Struct, frozen=True):
     """Everything admission freezes, without the instants that only the store may set (RT-TIME-03).
 
     ``kind``: invocation, or a command of a serial or concurrent session. ``intent`` is the digest that equal
-    retries share. ``admission`` and ``input`` are opaque to the store. ``reserve`` is what the outcome may need
-    (bytes).
+    retries share. ``admission`` and ``input`` are opaque to the store. ``reserve`` is what the outcome may
+    need (bytes).
     """
 
     kind: str
