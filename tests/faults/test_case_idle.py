@@ -42,8 +42,8 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     _, calls, size = Limits.__init__.__defaults__ or ()
     monkeypatch.setattr(Limits.__init__, "__defaults__", (TIMEOUT_S, calls, size))
-    limits, _, linger_s = Wake.__init__.__defaults__ or ()
-    monkeypatch.setattr(Wake.__init__, "__defaults__", (limits, QUIET_S, linger_s))
+    limits, _, *others = Wake.__init__.__defaults__ or ()
+    monkeypatch.setattr(Wake.__init__, "__defaults__", (limits, QUIET_S, *others))
     monkeypatch.setattr(runtime, "_BULK_LIMITS", Limits())
     monkeypatch.setattr(runtime, "_INSPECT_EVERY_S", QUIET_S)
     monkeypatch.setattr(outbox, "_REPLY_S", TIMEOUT_S)
