@@ -16,6 +16,7 @@ import msgspec
 
 from admission_svc.auth import SessionRef, Visit, authorize
 from admission_svc.messages import Command
+from admission_svc.problems import exceeded
 from shared.domain.contract import Contract
 from shared.domain.errors import Denied, InvalidInput, NotFound, Unavailable
 from shared.domain.guard import TimeGuard
@@ -31,7 +32,7 @@ from shared.store.inspection import Durability, refusal
 from shared.store.reads import SnapshotMoved
 from shared.store.replies import ClockRefusal, NewOperation, Offer, OutOfMemory, Reply
 from shared.store.runtime import Runtime
-from shared.telemetry import ADMISSIONS, LIMITED, LOST_REPLIES, logger
+from shared.telemetry import ADMISSIONS, LOST_REPLIES, logger
 
 ADMISSION_WINDOW_MS: Final = 10_000
 _SESSIONS_REMEMBERED: Final = 10_000
@@ -81,10 +82,9 @@ DENIED: Final = _rejected("denied", "the policy does not allow this")
 
 
 def _over(reply: Reply) -> Verdict:
-    exceeded = Exceeded.of(reply.text(0), reply.number(1))
-    LIMITED.labels(exceeded.limit).inc()
-    error = CommandError("limit_exceeded", exceeded.message, retryable=exceeded.retry_after_s > 0)
-    return Verdict("rejected", None, error, exceeded)
+    found = exceeded(reply)
+    error = CommandError("limit_exceeded", found.message, retryable=found.retry_after_s > 0)
+    return Verdict("rejected", None, error, found)
 
 
 _DECLINED: Final = {

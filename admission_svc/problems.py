@@ -19,6 +19,9 @@ from shared.domain.errors import (
     NotFound,
     Unavailable,
 )
+from shared.domain.limits import Exceeded
+from shared.store.replies import Reply as StoreReply
+from shared.telemetry import LIMITED
 
 _STATUS: Final = {
     ErrorKind.INVALID_INPUT: 400,
@@ -60,6 +63,13 @@ def reply_to(error: LockgateError) -> Reply:
     elif status in (429, 503):
         headers = retry_after(error.retry_after_s or 1)
     return Reply(status, problem(error.kind, error.description), headers)
+
+
+def exceeded(reply: StoreReply) -> Exceeded:
+    """Which limit a script refused new work by, counted."""
+    found = Exceeded.of(reply.text(0), reply.number(1))
+    LIMITED.labels(found.limit).inc()
+    return found
 
 
 def retry_after(seconds: int) -> tuple[Header, ...]:

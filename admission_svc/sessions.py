@@ -13,12 +13,12 @@ import msgspec
 
 from admission_svc.auth import SessionRef, Visit, authorize
 from admission_svc.messages import SessionOpen
+from admission_svc.problems import exceeded
 from shared.domain.canonical import MAX_MESSAGE_BYTES
 from shared.domain.errors import Conflict, InputFault, InvalidInput, NotFound, Unavailable, Unsupported
 from shared.domain.events import Renderer
 from shared.domain.guard import TimeGuard
 from shared.domain.ids import command_operation_id
-from shared.domain.limits import Exceeded
 from shared.domain.policy import Authorization
 from shared.store.codes import Code
 from shared.store.connection import ReplyLost
@@ -28,7 +28,6 @@ from shared.store.reads import Page, SnapshotMoved
 from shared.store.replies import NewSession, Reply, SessionRecord
 from shared.store.runtime import Runtime
 from shared.store.scripts import CLIENTS_PER_SESSION
-from shared.telemetry import LIMITED
 
 OPENING_WINDOW_MS: Final = 10_000
 _PAGE_ENVELOPE_BYTES: Final = 512
@@ -255,9 +254,7 @@ def _rendered(visit: Visit, page: Page, after: int) -> Replay:
 
 def _refused(reply: Reply) -> Exception:
     if reply.code is Code.CAPACITY:
-        exceeded = Exceeded.of(reply.text(0), reply.number(1))
-        LIMITED.labels(exceeded.limit).inc()
-        return exceeded.unavailable()
+        return exceeded(reply).unavailable()
     if reply.code is Code.NOT_FOUND:
         return NotFound()
     if reply.code is Code.STALE_SNAPSHOT:

@@ -33,7 +33,7 @@ _HELP: Final = {
     "streams": "Live streams in each admission process.",
     "waiters": "Waiting requests in each admission process.",
 }
-_COUNTED: Final = ("operations", "bytes", "open_operations", "sessions")
+_COUNTED: Final = TenantUsage.__struct_fields__
 
 
 def kept_facts(usage: TenantUsage, limits: TenantLimits | None) -> list[tuple[str, object]]:
